@@ -1,0 +1,1 @@
+"""Full-parameter GRPO of Inkling-Small on terminal tasks: one job, two engines."""

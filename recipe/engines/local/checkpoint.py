@@ -1,0 +1,89 @@
+"""Weights-only checkpoints: written beside and renamed, complete marker last, latest one named in a tracker file.
+
+Layout and names are Megatron's (`iter_0000002/`, `latest_checkpointed_iteration.txt`), the content is one
+safetensors file in float32: a reloaded model gives bit-identical log-probabilities.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from recipe.errors import BadInputError
+
+TRACKER = "latest_checkpointed_iteration.txt"
+COMPLETE = "complete.json"
+WEIGHTS = "model.safetensors"
+
+
+def save(directory: Path, iteration: int, weights: Mapping[str, np.ndarray]) -> Path:
+    """Writes checkpoint `iteration` under `directory` and returns its path."""
+    target = directory / f"iter_{iteration:07d}"
+    write_weights(target, weights)
+    _write_text(directory / TRACKER, str(iteration))
+    return target
+
+
+def write_weights(target: Path, weights: Mapping[str, np.ndarray]) -> None:
+    """Writes a complete directory of weights at `target`, replacing an incomplete one."""
+    partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
+    partial.mkdir(parents=True)
+    try:
+        save_file(dict(weights), partial / WEIGHTS)
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    size = (target / WEIGHTS).stat().st_size
+    _write_text(target / COMPLETE, json.dumps({"bytes": size, "tensors": len(weights)}))
+
+
+def is_complete(directory: Path) -> bool:
+    """Whether `directory` holds weights that were written to the end."""
+    try:
+        marker = json.loads((directory / COMPLETE).read_text())
+        return bool(marker["bytes"] == (directory / WEIGHTS).stat().st_size)
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def read_weights(directory: Path) -> dict[str, np.ndarray]:
+    """The weights in a complete `directory`. Raises BadInputError when it is not complete."""
+    if not is_complete(directory):
+        raise BadInputError(
+            "the checkpoint is not complete",
+            expected=f"{WEIGHTS} and a {COMPLETE} that names its size",
+            found=sorted(path.name for path in directory.iterdir())
+            if directory.is_dir()
+            else "no such directory",
+            where=directory,
+        )
+    return load_file(directory / WEIGHTS)
+
+
+def latest(directory: Path) -> Path:
+    """The newest checkpoint of a run's `checkpoints/`. Raises BadInputError when there is none."""
+    tracker = directory / TRACKER
+    try:
+        return directory / f"iter_{int(tracker.read_text()):07d}"
+    except (OSError, ValueError) as error:
+        raise BadInputError(
+            "no checkpoint to load",
+            expected=f"a run's checkpoints/ folder with {TRACKER}",
+            found=error,
+            where=directory,
+            run="LOAD_DIR=<RUNS_ROOT>/<run>/checkpoints",
+        ) from error
+
+
+def _write_text(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(text)
+    beside.replace(path)
