@@ -65,12 +65,16 @@ def training_sample(ids: list[int], turns: list[tuple[int, GenerateReply]]) -> T
 
 
 def difference(model: InklingForCausalLM, sample: TrainingSample) -> float:
-    rollout = torch.tensor([v for v, trained in zip(sample.logprobs, sample.loss_mask, strict=True) if trained])
+    rollout = torch.tensor(
+        [v for v, trained in zip(sample.logprobs, sample.loss_mask, strict=True) if trained]
+    )
     return float((Trainer(model, 1e-3).token_logprobs([sample]) - rollout).abs().max())
 
 
 def test_ragged_rows_that_join_and_leave_are_exact(model: InklingForCausalLM) -> None:
-    requests = [request(i, length, new) for i, (length, new) in enumerate([(40, 25), (300, 9), (7, 30), (120, 3)])]
+    requests = [
+        request(i, length, new) for i, (length, new) in enumerate([(40, 25), (300, 9), (7, 30), (120, 3)])
+    ]
     replies = serve(policy_of(model), requests, steps_between=4)
     for asked, reply in zip(requests, replies, strict=True):
         sample = training_sample(asked.ids + reply.ids, [(len(asked.ids), reply)])
@@ -127,7 +131,9 @@ def test_wrong_routes_are_seen(model: InklingForCausalLM) -> None:
     asked = request(1, 80)
     (reply,) = serve(policy_of(model), [asked])
     assert reply.routes is not None
-    shuffled = GenerateReply(reply.ids, reply.logprobs, ((reply.routes + 3) % 8).astype(np.int8), reply.finish)
+    shuffled = GenerateReply(
+        reply.ids, reply.logprobs, ((reply.routes + 3) % 8).astype(np.int8), reply.finish
+    )
     assert difference(model, training_sample(asked.ids + reply.ids, [(80, shuffled)])) > 1e-3
 
 
@@ -167,6 +173,24 @@ def test_abort_returns_what_was_sampled_and_the_policy_goes_on(model: InklingFor
     assert 0 < len(replies[0].ids) < 50
     (after,) = serve(policy, [request(2, 20)])
     assert after.finish in {"stop", "length"}
+
+
+def test_closing_a_session_ends_its_turn_and_no_other(model: InklingForCausalLM) -> None:
+    policy = policy_of(model)
+    replies: dict[str, GenerateReply] = {}
+    requests = [request(i, 20 + i, 12) for i in range(3)]
+    for asked in requests:
+        policy.submit(asked, lambda reply, asked=asked: replies.update({asked.session_id: reply}))
+    for _ in range(4):
+        policy.step()
+    policy.close_session("s0")
+    assert replies["s0"].finish == "abort"
+    while policy.busy:
+        policy.step()
+    for asked in requests[1:]:
+        reply = replies[asked.session_id]
+        assert len(reply.ids) == 12
+        assert difference(model, training_sample(asked.ids + reply.ids, [(len(asked.ids), reply)])) < EXACT
 
 
 def test_a_prompt_that_cannot_fit_is_refused(model: InklingForCausalLM) -> None:

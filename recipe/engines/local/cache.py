@@ -44,7 +44,7 @@ class ServingCache:
     def __post_init__(self) -> None:
         config = self.config
         self.keys, self.values, self.convolutions = [], [], []
-        for kind in config.layer_types:
+        for kind in config.layer_types or ():
             sliding = kind == "hybrid_sliding"
             heads = config.swa_num_key_value_heads if sliding else config.num_key_value_heads
             width = config.swa_head_dim if sliding else config.head_dim

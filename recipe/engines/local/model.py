@@ -46,8 +46,8 @@ def tiny_config(vocab_rows: int = VOCAB_ROWS) -> InklingTextConfig:
         n_routed_experts=EXPERTS,
         num_experts_per_tok=EXPERTS_PER_TOKEN,
         n_shared_experts=1,
-        dense_mlp_idx=1,
-        local_layer_ids=[0, 2],
+        mlp_layer_types=["dense", "sparse", "sparse"],
+        layer_types=["hybrid_sliding", "hybrid", "hybrid_sliding"],
         route_scale=1.0,
         logits_mup_width_multiplier=LOGITS_DIVISOR,
         pad_token_id=None,
@@ -62,7 +62,8 @@ def tiny_config(vocab_rows: int = VOCAB_ROWS) -> InklingTextConfig:
 def build_model(config: InklingTextConfig, seed: int = 0) -> InklingForCausalLM:
     """A freshly initialised float32 model. The scales of experts and router stay fixed, as Miles freezes them."""
     torch.manual_seed(seed)
-    model = InklingForCausalLM(config).float().eval()
+    model: InklingForCausalLM = InklingForCausalLM(config).float()
+    model.eval()
     for name, parameter in model.named_parameters():
         if name.endswith("global_scale"):
             parameter.requires_grad_(False)
@@ -71,10 +72,11 @@ def build_model(config: InklingTextConfig, seed: int = 0) -> InklingForCausalLM:
 
 def scaled_hidden(model: InklingForCausalLM, ids: Tensor) -> Tensor:
     """Hidden states ready for the head, [batch, length, width], of right-padded `ids` [batch, length]."""
-    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+    hidden: Tensor = model.model(input_ids=ids, use_cache=False).last_hidden_state
     return hidden / model.config.logits_mup_width_multiplier
 
 
 def output_head(model: InklingForCausalLM) -> Tensor:
     """The head's rows of ids that the tokenizer can decode, [rows, width]: the others are never sampled."""
-    return model.lm_head.weight[: model.config.unpadded_vocab_size]
+    head: Tensor = model.lm_head.weight
+    return head[: model.config.unpadded_vocab_size]

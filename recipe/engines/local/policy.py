@@ -21,7 +21,7 @@ from transformers import InklingForCausalLM
 from recipe.engines.local.cache import Row, ServingCache
 from recipe.engines.local.routing import RoutingTape
 from recipe.engines.local.sampling import random_stream, sample
-from recipe.engines.local.types import GenerateReply, GenerateRequest
+from recipe.engines.local.types import Finish, GenerateReply, GenerateRequest
 from recipe.engines.local.vocabulary import STOP_ID
 
 # The first prompts of the groups in flight; a group's samples share one.
@@ -43,12 +43,12 @@ class Turn:
         self.uniforms = random_stream(self.request.stream)
 
     @property
-    def finish(self) -> str | None:
+    def finish(self) -> Finish | None:
         if self.ids and self.ids[-1] == STOP_ID:
             return "stop"
         return "length" if len(self.ids) >= self.request.max_new_tokens else None
 
-    def reply(self, finish: str) -> GenerateReply:
+    def reply(self, finish: Finish) -> GenerateReply:
         routes = torch.cat(self.routes).numpy() if self.routes and finish != "abort" else None
         return GenerateReply(ids=self.ids, logprobs=self.logprobs, routes=routes, finish=finish)
 
@@ -96,8 +96,16 @@ class Policy:
         self._cache = ServingCache(self.model.config, self.max_batch, 2 * self.max_length)
 
     def close_session(self, session_id: str) -> None:
-        """Forgets a session's state."""
+        """Forgets a session's state; its turn in flight ends with finish 'abort'."""
         self._sessions.pop(session_id, None)
+        for turn in [turn for turn in self._waiting if turn.request.session_id == session_id]:
+            self._waiting.remove(turn)
+            turn.done(turn.reply("abort"))
+        for index in reversed(range(len(self._running))):
+            turn = self._running[index]
+            if turn.request.session_id == session_id:
+                self._leave(index)
+                turn.done(turn.reply("abort"))
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, np.ndarray]) -> None:
@@ -173,9 +181,12 @@ class Policy:
             turn = self._running[index]
             if turn.finish:
                 self._finish(turn, self._cache.read(index, torch.cat(turn.routes)))
-                self._cache.leave(index)
-                self._running[index] = self._running[-1]
-                self._running.pop()
+                self._leave(index)
+
+    def _leave(self, index: int) -> None:
+        self._cache.leave(index)
+        self._running[index] = self._running[-1]
+        self._running.pop()
 
     def _sample(self, turns: list[Turn], hidden: Tensor) -> None:
         logits = F.linear(hidden / self.model.config.logits_mup_width_multiplier, self.model.lm_head.weight)

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import InklingForCausalLM
+from transformers.models.inkling.modeling_inkling import InklingTopkRouter
 
 UNRECORDED = -1
 
 
-def expert_weights(router: nn.Module, hidden: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
+def expert_weights(router: InklingTopkRouter, hidden: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
     """Weights of the given `experts` [tokens, k] and of the shared ones, as InklingTopkRouter computes them."""
     logits = F.linear(hidden.reshape(-1, router.hidden_dim).float(), router.weight.float())
     routed, shared = logits[:, : router.num_experts], logits[:, router.num_experts :]
@@ -26,8 +27,7 @@ def expert_weights(router: nn.Module, hidden: Tensor, experts: Tensor) -> tuple[
     # Written as the router writes it, not as a softmax: the bits are to be the same.
     weights = (log_scores - log_scores.logsumexp(dim=-1, keepdim=True)).exp()
     weights = weights * router.route_scale * router.global_scale.float()
-    top_k: int = router.top_k
-    return weights[:, :top_k].contiguous(), weights[:, top_k:].contiguous()
+    return weights[:, : router.top_k].contiguous(), weights[:, router.top_k :].contiguous()
 
 
 class RoutingTape:
@@ -39,7 +39,7 @@ class RoutingTape:
         self._replayed: Iterator[Tensor] = iter(())
         self.replaced = 0
         self.seen = 0
-        routers = [module for name, module in model.named_modules() if name.endswith("mlp.gate")]
+        routers = [module for module in model.modules() if isinstance(module, InklingTopkRouter)]
         self.layers = len(routers)
         for router in routers:
             router.register_forward_hook(self._hook)
@@ -63,7 +63,7 @@ class RoutingTape:
         finally:
             self._mode = "off"
 
-    def _hook(self, router: nn.Module, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Any:
+    def _hook(self, router: InklingTopkRouter, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Any:
         if self._mode == "record":
             self._recorded.append(output[2])
         if self._mode != "replay":

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from transformers import InklingForCausalLM
 
 from recipe.algorithm import GRPO
 from recipe.engines.local.grpo import group_advantages, low_variance_kl, policy_loss, token_weights
+from recipe.engines.local.head import token_logprobs
 from recipe.engines.local.model import output_head, scaled_hidden
 from recipe.engines.local.routing import UNRECORDED, RoutingTape
 
@@ -112,7 +112,8 @@ class Trainer:
         rollout = torch.tensor([value for sample in batch for value in _trained(sample, sample.logprobs)])
         token = policy_loss(logprobs, old, rollout, advantages.repeat_interleave(lengths))
         loss = (token.loss * weights).sum()
-        loss.backward()
+        if advantages.any():  # groups with equal rewards have a gradient of exactly zero
+            loss.backward()
         difference = (old - rollout).abs()
 
         def mean(values: Tensor) -> float:
@@ -181,12 +182,7 @@ def _logprobs_and_entropy(
         ]
     )
     targets = torch.tensor([token for sample in batch for token in _trained(sample, sample.ids)])
-    logits = F.linear(predicting, output_head(model))
-    normalizer = logits.logsumexp(dim=-1)
-    logprobs = logits.gather(1, targets[:, None])[:, 0] - normalizer
-    with torch.no_grad():
-        entropy = normalizer - (logits.softmax(dim=-1) * logits).sum(dim=-1)
-    return logprobs, entropy
+    return token_logprobs(predicting, output_head(model), targets)
 
 
 def _trained[T](sample: TrainingSample, values: Sequence[T]) -> Iterator[T]:

@@ -1,0 +1,1 @@
+"""The two engines of the one job, loaded by name: neither imports the other."""

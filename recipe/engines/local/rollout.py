@@ -1,0 +1,171 @@
+"""One rollout: trials of over-sampled groups, filters, the abort of the surplus; semantics of Miles' loop.
+
+Groups are drawn while fewer are in flight than are still needed; the first complete groups that pass the filter
+are kept (in a deterministic run: in the order in which they were drawn); what is still running then is aborted.
+Unlike Miles' loop it is bounded: the filter's circuit breaker and the rollout's deadline end the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Protocol
+
+from recipe.engines.local.samples import PromptSource, Sample, Status
+from recipe.engines.local.session_server import SessionServer
+from recipe.engines.local.types import TurnEngine
+from recipe.errors import RecipeError
+from recipe.events import EventLog
+from recipe.plugins import agent, filters, reward
+from recipe.settings import Settings
+
+Group = list[Sample]
+# Aborted trials stop their sandboxes in under a second; a minute means that something hangs.
+ABORT_SECONDS = 60.0
+
+
+class Engine(TurnEngine, Protocol):
+    """What the loop needs of the policy beyond turns."""
+
+    async def abort_all(self) -> None: ...
+
+    async def failure(self) -> BaseException: ...
+
+
+@dataclass
+class Rollout:
+    """The kept groups in the order of their first sample, and what became of the others."""
+
+    groups: list[Group] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+    surplus: int = 0
+
+    @property
+    def samples(self) -> list[Sample]:
+        return [sample for group in self.groups for sample in group]
+
+
+class RolloutLoop:
+    """Draws, runs, filters and aborts; one instance serves all rollouts of a run."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        source: PromptSource,
+        sessions: SessionServer,
+        engine: Engine,
+        events: EventLog,
+    ) -> None:
+        self._settings = settings
+        self._source = source
+        self._sessions = sessions
+        self._engine = engine
+        self._events = events
+        self._args = SimpleNamespace(
+            **settings.public(), session_server_instance_ids={sessions.port: sessions.instance_id}
+        )
+
+    async def generate(self, rollout: int) -> Rollout:
+        """Samples one rollout. Raises RecipeError when it can't be completed within its bounds."""
+        result = Rollout()
+        pending: dict[asyncio.Task[Group], None] = {}
+        failure = asyncio.create_task(self._engine.failure())
+        try:
+            async with asyncio.timeout(self._settings.rollout_timeout_sec):
+                await self._fill(rollout, result, pending, failure)
+        except TimeoutError:
+            raise RecipeError(
+                f"rollout {rollout} was not complete in time",
+                expected=f"{self._settings.rollout_batch_size} groups in {self._settings.rollout_timeout_sec:g} s",
+                found=f"{len(result.groups)} kept, dropped: {dict(result.dropped) or 'none'}",
+                run="look at logs/agent_server.log; ROLLOUT_TIMEOUT_SEC is the deadline",
+            ) from None
+        finally:
+            failure.cancel()
+            result.surplus = len(pending)
+            await self._abort(pending)
+        result.groups.sort(key=lambda group: group[0].index)
+        return result
+
+    async def _fill(
+        self,
+        rollout: int,
+        result: Rollout,
+        pending: dict[asyncio.Task[Group], None],
+        failure: asyncio.Task[BaseException],
+    ) -> None:
+        wanted = self._settings.rollout_batch_size
+        while len(result.groups) < wanted:
+            if len(pending) < wanted - len(result.groups):
+                for group in self._source.draw(self._settings.over_sampling_batch_size):
+                    pending[asyncio.create_task(self._run_group(rollout, group))] = None
+            for task in await self._next_done(pending, failure):
+                del pending[task]
+                self._decide(task.result(), result)
+                if len(result.groups) == wanted:
+                    break
+
+    async def _next_done(
+        self, pending: dict[asyncio.Task[Group], None], failure: asyncio.Task[BaseException]
+    ) -> list[asyncio.Task[Group]]:
+        waited = [next(iter(pending))] if self._settings.deterministic else list(pending)
+        await asyncio.wait([*waited, failure], return_when=asyncio.FIRST_COMPLETED)
+        if failure.done():
+            raise RecipeError("the policy actor failed", found=failure.result())
+        return [task for task in waited if task.done()]
+
+    def _decide(self, group: Group, result: Rollout) -> None:
+        verdict = filters.keep_group(self._args, group)
+        if verdict.keep:
+            result.groups.append(group)
+        else:
+            result.dropped[verdict.reason or "filtered"] += 1
+
+    async def _run_group(self, rollout: int, group: Group) -> Group:
+        async with asyncio.TaskGroup() as tasks:
+            for sample in group:
+                tasks.create_task(self._run_sample(rollout, sample))
+        return group
+
+    async def _run_sample(self, rollout: int, sample: Sample) -> None:
+        where = {"rollout": rollout, "group": sample.group_index, "sample": sample.index}
+        self._events.write("trial", **where, state="started")
+        session = self._sessions.store.open(stream=(self._settings.seed, rollout, sample.index))
+        metadata = {
+            **sample.metadata,
+            "trial_name": f"{sample.label}__r{rollout:04d}-s{sample.index:05d}",
+            "max_seq_len": self._settings.max_seq_len,
+            "session_server_id": f"{self._sessions.host}:{self._sessions.port}",
+            "session_server_instance_id": self._sessions.instance_id,
+        }
+        try:
+            outcome = await agent.run(
+                base_url=session.base_url,
+                prompt=sample.prompt,
+                request_kwargs={"temperature": 1.0, "max_tokens": self._settings.max_response_len},
+                metadata=metadata,
+            )
+            sample.take(self._sessions.store.collect(session.id, self._settings.max_seq_len))
+        finally:
+            await self._sessions.store.close(session.id)
+        sample.metadata.update(outcome or {})
+        if sample.status is not Status.ABORTED:
+            sample.reward = await reward.rm(self._args, sample)
+        verdict = {"reward": sample.metadata.get("reward"), "exit_status": sample.metadata.get("exit_status")}
+        self._events.write("trial", **where, state="done", **verdict)
+
+    async def _abort(self, pending: dict[asyncio.Task[Group], None]) -> None:
+        if not pending:
+            return
+        await self._engine.abort_all()
+        await agent.abort(self._args)
+        _, hanging = await asyncio.wait(pending, timeout=ABORT_SECONDS)
+        if hanging:
+            raise RecipeError(
+                "surplus trials did not end",
+                expected=f"all within {ABORT_SECONDS:g} s of their abort",
+                found=f"{len(hanging)} of {len(pending)} groups still running",
+                run="look at logs/agent_server.log",
+            )
