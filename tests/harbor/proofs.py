@@ -1,0 +1,51 @@
+"""What is left of a sandbox, as this machine sees it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from recipe.harbor.cgroups import PARENT
+
+
+def processes_of(marker: str) -> list[int]:
+    """Pids whose command line contains `marker`, as this machine sees them, sandboxes included."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if marker in command and int(folder.name) != os.getpid():
+            found.append(int(folder.name))
+    return found
+
+
+def cgroups_of(pattern: str) -> list[Path]:
+    return [path for path in Path("/sys/fs/cgroup").glob(f"**/{PARENT}/{pattern}") if path.is_dir()]
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root drops its uid and makes cgroups")
+
+
+def exists(pid: int | None) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def left_in(scratch_root: Path) -> list[Path]:
+    return list(scratch_root.glob("*"))
+
+
+def status(pid: int | None) -> str:
+    return Path(f"/proc/{pid}/status").read_text()
+
+
+def wait_until(holds: Callable[[], object], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.01)

@@ -1,0 +1,95 @@
+"""Scratch folders of dead owners are swept, of live ones never; unsafe roots are refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from proofs import as_root, cgroups_of, exists, wait_until
+
+from recipe.errors import BadInputError
+from recipe.harbor.scratch import Scratch, sweep
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from recipe.harbor.sandbox import Sandbox
+async def main():
+    box = Sandbox(root=Path(sys.argv[1]))
+    await box.start()
+    task = asyncio.create_task(box.run(["/bin/sleep", "1000"]))
+    await box.run(["/bin/true"])
+    print(box.pid, box.scratch.path.name, flush=True)
+    await task
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def owner(scratch_root: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", OWNER, scratch_root], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_owner_leaves_no_process_and_its_folder_is_swept(
+    owner: subprocess.Popen[str], scratch_root: Path
+) -> None:
+    pid, name = owner.stdout.readline().split()  # type: ignore[union-attr]
+    assert sweep(scratch_root) == 0  # it lives
+    assert exists(int(pid))
+    assert (scratch_root / name).is_dir()
+
+    groups = cgroups_of(name)
+    os.kill(owner.pid, signal.SIGKILL)
+    owner.communicate()
+    wait_until(lambda: not exists(int(pid)))
+    assert (scratch_root / name).is_dir()
+    assert [path.is_dir() for path in groups] == [True] * len(groups)
+    assert sweep(scratch_root) == 1
+    assert not (scratch_root / name).exists()
+    assert not cgroups_of(name)
+
+
+def test_only_the_dead_are_swept_among_many(scratch_root: Path) -> None:
+    live = [Scratch.create(scratch_root, ["/app"], None) for _ in range(3)]
+    dead = [Scratch.create(scratch_root, ["/app"], None) for _ in range(3)]
+    for scratch in dead:
+        os.close(scratch.lock)  # as the kernel does when the owner dies
+    (scratch_root / "stray-file").write_text("")
+    assert sweep(scratch_root) == 3
+    assert {path.name for path in scratch_root.iterdir()} == {
+        *(scratch.path.name for scratch in live),
+        "stray-file",
+    }
+    (scratch_root / "stray-file").unlink()
+    for scratch in live:
+        scratch.remove()
+
+
+def test_a_missing_root_is_nothing_to_sweep(tmp_path: Path) -> None:
+    assert sweep(tmp_path / "none") == 0
+
+
+def test_a_root_that_others_can_write_to_is_refused(scratch_root: Path) -> None:
+    scratch_root.mkdir()
+    scratch_root.chmod(0o777)
+    with pytest.raises(BadInputError, match="not safely ours"):
+        Scratch.create(scratch_root, [], None)
+
+
+def test_a_root_that_is_a_link_is_refused(scratch_root: Path, tmp_path: Path) -> None:
+    scratch_root.symlink_to(tmp_path)
+    with pytest.raises(BadInputError, match="not safely ours"):
+        Scratch.create(scratch_root, [], None)
+    scratch_root.unlink()
+
+
+@as_root
+def test_a_root_that_the_sandboxes_user_cannot_reach_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    with pytest.raises(BadInputError, match="can't reach") as refused:
+        Scratch.create(tmp_path / "scratch", [], 65534)
+    assert str(tmp_path) in refused.value.facts["found"]

@@ -1,0 +1,47 @@
+"""The self-check passes sound tasks, and fails ones whose solution is wrong or whose test is too easy."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from recipe.errors import BadInputError
+from recipe.harbor.selfcheck import check_tasks, main
+
+CHECK = "grep -qx 42 answer; echo $((1 - $?)) > /logs/verifier/reward.txt"
+
+
+@pytest.fixture
+def tasks_dir(make_task):
+    make_task("sound", test=CHECK, solution="echo 42 > answer")
+    make_task("wrong-solution", test=CHECK, solution="echo 43 > answer")
+    make_task("too-easy", solution="true")
+    return make_task("broken", dockerfile="FROM x\nADD y /\n").parent
+
+
+def test_each_task_is_judged_by_both_trials(tasks_dir) -> None:
+    checks = {check.name: check for check in check_tasks(tasks_dir)}
+    rewards = {name: (check.oracle, check.nop, check.passed) for name, check in checks.items()}
+    assert rewards == {
+        "sound": (1, 0, True),
+        "wrong-solution": (0, 0, False),
+        "too-easy": (1, 1, False),
+        "broken": (None, None, False),
+    }
+    assert "line 2" in str(checks["broken"])
+
+
+def test_the_command_says_one_line_per_task_and_its_verdict(tasks_dir, capsys) -> None:
+    assert main(["--tasks-dir", str(tasks_dir), "sound"]) == 0
+    assert capsys.readouterr().out.startswith("ok     sound ")
+    assert main(["--tasks-dir", str(tasks_dir), "--json", "too-easy", "sound"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [(check["name"], check["nop"]) for check in found] == [("too-easy", 1.0), ("sound", 0.0)]
+
+
+def test_an_unknown_task_and_an_empty_folder_are_refused(tasks_dir, tmp_path, capsys) -> None:
+    with pytest.raises(BadInputError, match="no such task"):
+        check_tasks(tasks_dir, ["sound", "missing"])
+    assert main(["--tasks-dir", str(tmp_path / "none")]) == 2
+    assert "no such task" in capsys.readouterr().err
