@@ -113,7 +113,7 @@ class Policy:
         if self.busy:
             raise RuntimeError("weights may change only while nothing is in flight")
         for name, parameter in self.model.named_parameters():
-            parameter.copy_(torch.from_numpy(weights[name]))
+            parameter.copy_(torch.tensor(weights[name]))
         self._sessions.clear()
         self._prompts.clear()
 

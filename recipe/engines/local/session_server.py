@@ -148,7 +148,7 @@ class _Server(uvicorn.Server):
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port))
+        listener = socket.create_server((host, port))
     except OSError as error:
         raise BadInputError(
             "the session server can't listen",
@@ -157,6 +157,10 @@ def _listen(host: str, port: int) -> socket.socket:
             where=f"{host}:{port}",
             run="SESSION_SERVER_PORT=0 takes any free port",
         ) from error
+    # Inherited by each connection. Without it a reply's body waits up to 40 ms for the client to acknowledge its
+    # header: asyncio sets this only on sockets that name their protocol, which create_server's don't.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _body(raw: bytes) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def batch_advantages(samples: Sequence[TrainingSample]) -> list[float]:
 
 def replay_routes(batch: Sequence[TrainingSample]) -> Tensor:
     """Recorded experts [batch, longest, sparse layers, k], UNRECORDED for padding and for each last token."""
-    recorded = [torch.from_numpy(sample.routes) for sample in batch if sample.routes is not None]
+    recorded = [torch.tensor(sample.routes) for sample in batch if sample.routes is not None]
     longest = max(len(sample.ids) for sample in batch)
     routes = torch.full((len(batch), longest, *recorded[0].shape[1:]), UNRECORDED, dtype=torch.long)
     for row, known in zip(routes, recorded, strict=True):

@@ -1,0 +1,88 @@
+"""The commands and their help; what they do is elsewhere. Help and dry runs import neither torch nor ray."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from recipe.errors import RecipeError
+from recipe.run.interrupts import Interrupts
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+Assignments = Annotated[
+    list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings; see `recipe settings`.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run; start and write nothing.")]
+
+
+@app.command()
+def smoke(assignments: Assignments = None, *, dry_run: DryRun = False) -> None:
+    """Run the whole job at its smallest on this machine: three rollouts of a tiny model."""
+    _start("smoke", assignments, dry_run=dry_run)
+
+
+@app.command()
+def learn(assignments: Assignments = None, *, dry_run: DryRun = False) -> None:
+    """Run ten rollouts: the mean reward rises."""
+    _start("learn", assignments, dry_run=dry_run)
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
+    """Show once more what a run came to, and write its report again."""
+    from recipe.watch.report import show
+
+    show(run, Console())
+
+
+@app.command()
+def settings(
+    *, write: Annotated[bool, typer.Option(help="Write docs/settings.md and .env.example.")] = False
+) -> None:
+    """List every setting: name, type, default, unit, agent, meaning."""
+    from recipe import settings_tables
+
+    if write:
+        for path, text in settings_tables.files().items():
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+    else:
+        Console().print(settings_tables.overview())
+
+
+def main() -> None:
+    """Runs the command line and exits: 0 fine, 1 failed, 2 bad input or a refused start, 130 interrupted."""
+    try:
+        with Interrupts():
+            app()
+    except RecipeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(f"error: the disk is full\n  where    {error.filename or 'the run folder'}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _start(preset: str, assignments: list[str] | None, *, dry_run: bool) -> None:
+    from recipe.settings import load
+
+    words = [*(assignments or []), *(["DRY_RUN=1"] if dry_run else [])]
+    chosen = load(preset, words)
+    if chosen.dry_run:
+        from recipe.run.dry import show_plan
+
+        show_plan(chosen, Console())
+        return
+    from recipe.run.launch import launch
+    from recipe.watch.report import show
+
+    folder = launch(chosen, sys.argv, Console())
+    show(folder.path, Console())

@@ -1,0 +1,141 @@
+"""What must hold before a run on this machine: each check looks at one thing and changes nothing."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from recipe.errors import BadInputError
+from recipe.process import port_is_free
+from recipe.settings import Settings
+from recipe.tasks.prompts import Row, build_rows, check_tasks_exist, read_prompt_data
+
+GIB = 2**30
+# A checkpoint is 52 MB, trials and samples of ten rollouts about 100 MB.
+RUN_FOLDER_BYTES = 1 * GIB
+# Ray's logs, what its object store spills (256 MB at most), the sandboxes' files.
+TEMPORARY_BYTES = 1 * GIB
+# All processes of a run together stay below it.
+MEMORY_BYTES = 6 * GIB
+# A socket's path has at most 107 bytes, and Ray adds 77 to the folder of temporary files.
+TEMPORARY_PATH_BYTES = 30
+
+Check = Callable[[Settings], Iterator[BadInputError]]
+
+
+def prompt_rows(settings: Settings) -> list[Row]:
+    """The rows of PROMPT_DATA; without it, one for each task of TASKS_DIR. Raises BadInputError."""
+    if settings.builds_prompt_data:
+        return build_rows(settings.tasks_dir, settings.agent)
+    return read_prompt_data(settings.prompt_data)
+
+
+def run_folder_is_new(settings: Settings) -> Iterator[BadInputError]:
+    """A run never writes into a folder that is there already."""
+    path = settings.runs_root / settings.run_name
+    if path.exists():
+        yield BadInputError(
+            "the run folder is in use",
+            expected="a new RUN_NAME",
+            found=path,
+            run="the same command without RUN_NAME, which takes a name made of the time",
+        )
+
+
+def prompts_have_tasks(settings: Settings) -> Iterator[BadInputError]:
+    """Every prompt row is well-formed and names a task directory; the agent is the run's."""
+    try:
+        rows = prompt_rows(settings)
+        check_tasks_exist(rows, settings.tasks_dir)
+    except BadInputError as error:
+        yield error
+        return
+    others = [row.label for row in rows if row.metadata["agent_name"] != settings.agent]
+    if others:
+        yield BadInputError(
+            f"{len(others)} prompts are for another agent",
+            expected=f"metadata.agent_name: {settings.agent}",
+            found=", ".join(others[:5]),
+            where=settings.prompt_data,
+        )
+
+
+def weights_to_start_from(settings: Settings) -> Iterator[BadInputError]:
+    """LOAD_DIR, when set, is a folder of checkpoints."""
+    if settings.load_dir is not None and not settings.load_dir.is_dir():
+        yield BadInputError("LOAD_DIR is no folder", expected="a run's checkpoints/", found=settings.load_dir)
+
+
+def disk_space(settings: Settings) -> Iterator[BadInputError]:
+    """The run folder and the folder of temporary files have room for a run."""
+    needed = {settings.runs_root: RUN_FOLDER_BYTES, Path(tempfile.gettempdir()): TEMPORARY_BYTES}
+    for path, wanted in needed.items():
+        existing = next(folder for folder in (path, *path.parents) if folder.exists())
+        free = shutil.disk_usage(existing).free
+        if free < wanted:
+            yield BadInputError(
+                "the disk is nearly full", expected=_gib(wanted), found=f"{_gib(free)} free", where=existing
+            )
+
+
+def temporary_folder(_settings: Settings) -> Iterator[BadInputError]:
+    """The path of the folder of temporary files leaves room for the names of Ray's sockets."""
+    path = tempfile.gettempdir()
+    if len(path.encode()) > TEMPORARY_PATH_BYTES:
+        yield BadInputError(
+            "the path of the folder of temporary files is too long for Ray's sockets",
+            expected=f"at most {TEMPORARY_PATH_BYTES} bytes",
+            found=path,
+            run="the same command with TMPDIR=/tmp before it",
+        )
+
+
+def memory(_settings: Settings) -> Iterator[BadInputError]:
+    """Enough memory is free or can be made free."""
+    found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    available = int(found[1]) * 1024 if found else MEMORY_BYTES
+    if available < MEMORY_BYTES:
+        yield BadInputError(
+            "too little memory", expected=_gib(MEMORY_BYTES), found=f"{_gib(available)} available"
+        )
+
+
+def ports(settings: Settings) -> Iterator[BadInputError]:
+    """Ports that were asked for by number can be bound."""
+    for name in ("agent_server_port", "session_server_port"):
+        port = getattr(settings, name)
+        if port and not port_is_free(port):
+            yield BadInputError(
+                f"{name.upper()} is in use",
+                expected="a free port, or 0 for any",
+                found=port,
+                where=settings.source(name),
+                run=f"ss -ltnp 'sport = :{port}'",
+            )
+
+
+CHECKS: tuple[Check, ...] = (
+    run_folder_is_new,
+    prompts_have_tasks,
+    weights_to_start_from,
+    disk_space,
+    temporary_folder,
+    memory,
+    ports,
+)
+
+
+def check(settings: Settings) -> None:
+    """Runs every check. Raises BadInputError with all that was found."""
+    findings = [finding for one in CHECKS for finding in one(settings)]
+    if len(findings) == 1:
+        raise findings[0]
+    if findings:
+        raise BadInputError("\n".join(str(finding) for finding in findings))
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"

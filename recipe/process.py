@@ -1,0 +1,125 @@
+"""Start, watch and end the process groups that we started; nothing is ever ended by name.
+
+Each group leads its own session, and the kernel sends it SIGTERM when the thread that started it dies
+(`setpriv --pdeathsig`), so that a launcher that is killed outright leaves nothing running: start processes
+from the main thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipe.errors import RecipeError
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass
+class ProcessGroup:
+    """A program that we started, its log, and its group (the pgid is the leader's pid)."""
+
+    name: str
+    leader: subprocess.Popen[bytes]
+    log: Path
+
+    @classmethod
+    def start(cls, name: str, argv: Sequence[str], *, log: Path, env: Mapping[str, str]) -> ProcessGroup:
+        """Starts `argv` in a new session, output appended to `log`. Raises RecipeError when it can't."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as sink:
+            try:
+                leader = subprocess.Popen(
+                    ["setpriv", "--pdeathsig", "TERM", "--", *argv],
+                    stdin=subprocess.DEVNULL,
+                    stdout=sink,
+                    stderr=subprocess.STDOUT,
+                    env=dict(env),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise RecipeError(
+                    f"{name} could not be started",
+                    found=error,
+                    where=argv[0],
+                    run="apt-get install util-linux",
+                ) from error
+        return cls(name, leader, log)
+
+    @property
+    def alive(self) -> bool:
+        return self.leader.poll() is None
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The last `lines` lines of the log."""
+        with contextlib.suppress(OSError):
+            text = self.log.read_bytes()[-65536:].decode(errors="replace")
+            return "\n".join(text.splitlines()[-lines:])
+        return ""
+
+    def wait_ready(self, ready: Callable[[], bool], *, seconds: float) -> None:
+        """Polls `ready` until true. Raises RecipeError with the log's tail on death or after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while not ready():
+            if not self.alive:
+                raise self.ended_early()
+            if time.monotonic() > deadline:
+                raise self._failed(f"{self.name} was not ready after {seconds:g} s")
+            time.sleep(0.05)
+
+    def wait_end(self, *, seconds: float) -> int:
+        """The exit code. Raises RecipeError when the program still runs after `seconds`."""
+        try:
+            return self.leader.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise self._failed(f"{self.name} had not ended after {seconds:g} s") from None
+
+    def ended_early(self) -> RecipeError:
+        """What the end of a program that should still run is reported as."""
+        return self._failed(f"{self.name} ended unexpectedly (exit code {self.leader.returncode})")
+
+    def _failed(self, problem: str) -> RecipeError:
+        return RecipeError(problem, found=f"the end of its log:\n{self.log_tail()}", where=self.log)
+
+    def stop(self, *, grace: float = 10.0) -> None:
+        """SIGTERM to the group, SIGKILL after `grace` seconds; returns when the whole group is gone."""
+        self._signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.leader.wait(timeout=grace)
+        self._signal(signal.SIGKILL)
+        self.leader.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.leader.pid, number)
+
+
+def free_port(host: str = LOOPBACK) -> int:
+    """A TCP port of `host` that nothing listens on now."""
+    return free_ports(1, host)[0]
+
+
+def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
+    """`count` different TCP ports of `host` that nothing listens on now."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind((host, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
+def port_is_free(port: int, host: str = LOOPBACK) -> bool:
+    """Whether `port` of `host` can be bound now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return True
+    return False

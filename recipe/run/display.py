@@ -1,0 +1,138 @@
+"""What a run looks like while it runs: one live block on a terminal, else a plain line per event of note."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from recipe.events import Event
+
+# A watcher of a log file should see at least two signs of life a minute.
+QUIET_SECONDS = 30.0
+# A warm start takes some 200 steps: eight lines of it are enough in a log.
+WARM_START_LINES = 8
+
+
+@dataclass
+class State:
+    """What the events so far add up to."""
+
+    rollouts: int
+    phase: str = "starting"
+    finished: int = 0
+    running: set[tuple[int, int]] = field(default_factory=set)
+    rewards: list[float] = field(default_factory=list)
+    done: int = 0
+    warm_start: tuple[int, int] = (0, 1)
+    history: list[float] = field(default_factory=list)
+
+    def take(self, event: Event) -> None:
+        """Brings the state up to date."""
+        match event:
+            case {"kind": "phase", "phase": phase}:
+                self.phase = phase
+                if phase == "generate":
+                    self.running, self.rewards, self.done = set(), [], 0
+            case {"kind": "warm_start", "step": step, "steps": steps}:
+                self.warm_start = (step, steps)
+            case {"kind": "trial", "group": group, "sample": sample, "state": "started"}:
+                self.running.add((group, sample))
+            case {"kind": "trial", "group": group, "sample": sample, "state": "done"}:
+                self.running.discard((group, sample))
+                self.done += 1
+                if event.get("reward") is not None:
+                    self.rewards.append(event["reward"])
+            case {"kind": "rollout", "metrics": metrics}:
+                self.finished += 1
+                self.running = set()
+                self.history.append(metrics["reward_mean"])
+
+    def line(self) -> str:
+        """Where the run is, in one line."""
+        if self.phase == "warm_start":
+            return "warm start: step {} of {}".format(*self.warm_start)
+        if self.phase in ("starting", "start", "done"):
+            return self.phase
+        where = f"rollout {min(self.finished + 1, self.rollouts)} of {self.rollouts}: {self.phase}"
+        if self.phase != "generate":
+            return where
+        return f"{where}, trials {len(self.running)} running, {self.done} done{self._mean()}"
+
+    def _mean(self) -> str:
+        return f", mean reward {sum(self.rewards) / len(self.rewards):.2f}" if self.rewards else ""
+
+
+class Display:
+    """Shows events until it is closed. Use it as a context manager."""
+
+    def __init__(self, console: Console, rollouts: int) -> None:
+        self._console = console
+        self._state = State(rollouts)
+        self._start = time.monotonic()
+        self._last_line = self._start
+        self._progress = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        self._task = self._progress.add_task("rollouts", total=rollouts)
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def note(self, text: str) -> None:
+        """One line that stays, after the seconds since the start."""
+        self._last_line = time.monotonic()
+        self._console.print(f"{self._last_line - self._start:6.1f} s  {text}", highlight=False, markup=False)
+
+    def take(self, event: Event) -> None:
+        """Shows an event: on a terminal most of them only move the live block."""
+        self._state.take(event)
+        self._progress.update(self._task, completed=self._state.finished)
+        text = _line_of(event, self._state)
+        if text and (event["kind"] == "rollout" or not self._live.is_started):
+            self.note(text)
+
+    def tick(self) -> None:
+        """Called while nothing happens: in a log, says now and then that the run goes on."""
+        if not self._live.is_started and time.monotonic() - self._last_line > QUIET_SECONDS:
+            self.note(self._state.line())
+
+    def _render(self) -> Table:
+        block = Table.grid()
+        block.add_row(self._progress)
+        block.add_row(f"{time.monotonic() - self._start:6.1f} s  {self._state.line()}")
+        return block
+
+
+def _line_of(event: Event, state: State) -> str | None:
+    """The line that an event is worth, if any."""
+    match event:
+        case {"kind": "phase"}:
+            return state.line()
+        case {"kind": "warm_start", "step": step, "steps": steps, "loss": loss}:
+            often = step % max(1, steps // WARM_START_LINES) == 0
+            return f"{state.line()}, loss {loss:.3f}" if often else None
+        case {"kind": "rollout", "metrics": metrics, "seconds": seconds}:
+            return _rollout_line(state, metrics, sum(seconds.values()))
+        case {"kind": "checkpoint", "path": path}:
+            return f"checkpoint {path}"
+    return None
+
+
+def _rollout_line(state: State, metrics: dict[str, Any], seconds: float) -> str:
+    return (
+        f"rollout {state.finished} of {state.rollouts} done in {seconds:.1f} s: mean reward "
+        f"{metrics['reward_mean']:.2f}, {metrics['groups_kept']} groups kept"
+    )

@@ -1,0 +1,112 @@
+"""What ran, with what and how it ended: run_manifest.json for programs, run_manifest.md for people."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from recipe.errors import RecipeError
+from recipe.run.folder import RunFolder, write_json, write_whole
+from recipe.settings import Settings
+from recipe.tasks.prompts import Row
+
+PROJECT = Path(__file__).resolve().parents[2]
+# What the readable form names; the JSON form has every installed package.
+MAIN_PACKAGES = ("inkling-grpo", "ray", "torch", "transformers", "harbor", "camel-ai", "tml-renderers")
+
+
+class Manifest:
+    """Written when the run starts, and once more when it has ended."""
+
+    def __init__(
+        self, folder: RunFolder, settings: Settings, rows: Sequence[Row], argv: Sequence[str]
+    ) -> None:
+        self._folder = folder
+        self._facts: dict[str, Any] = {
+            "started": _now(),
+            "ended": None,
+            "exit_code": None,
+            "error": None,
+            "argv": list(argv),
+            "commit": _commit(),
+            "settings": {
+                name: {"value": value, "source": settings.source(name)}
+                for name, value in settings.public().items()
+            },
+            "prompt_data": {
+                "path": str(settings.prompt_data),
+                "rows": len(rows),
+                "sha256": hashlib.sha256(settings.prompt_data.read_bytes()).hexdigest(),
+            },
+            "tasks": {
+                name: _hash_folder(settings.tasks_dir / name)
+                for name in sorted({row.instance_id for row in rows})
+            },
+            "python": sys.version,
+            "platform": platform.platform(),
+            "packages": {found.name: found.version for found in importlib.metadata.distributions()},
+        }
+        self._write()
+
+    def finish(self, error: BaseException | None) -> None:
+        """Records the end: exit code 0, or the error and what it exits with."""
+        code = 0 if error is None else error.exit_code if isinstance(error, RecipeError) else 1
+        self._facts |= {"ended": _now(), "exit_code": code, "error": None if error is None else str(error)}
+        self._write()
+
+    def _write(self) -> None:
+        write_json(self._folder.path / "run_manifest.json", self._facts)
+        write_whole(self._folder.path / "run_manifest.md", _readable(self._facts))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _commit() -> str | None:
+    """This project's commit, with "-dirty" when files differ from it; None outside a checkout."""
+    if not (PROJECT / ".git").exists():
+        return None
+    git = ["git", "-C", str(PROJECT), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    try:
+        found = subprocess.run(git, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()
+
+
+def _hash_folder(folder: Path) -> str:
+    """SHA-256 over the names, the modes' execute bits and the bytes of every file of a folder."""
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        content = hashlib.sha256(file.read_bytes()).hexdigest()
+        executable = bool(file.stat().st_mode & 0o100)
+        digest.update(f"{file.relative_to(folder)}\0{executable}\0{content}\n".encode())
+    return digest.hexdigest()
+
+
+def _readable(facts: dict[str, Any]) -> str:
+    prompts = facts["prompt_data"]
+    lines = ["# Run", ""]
+    lines += [f"- {key}: {facts[key]}" for key in ("started", "ended", "exit_code", "error", "commit")]
+    lines += [f"- command: `{' '.join(facts['argv'])}`"]
+    lines += [f"- prompt data: {prompts['rows']} rows, sha256 {prompts['sha256']}, {prompts['path']}"]
+    lines += [f"- {key}: {facts[key]}" for key in ("python", "platform")]
+    lines += ["", "| setting | value | source |", "|---|---|---|"]
+    lines += [
+        f"| {name.upper()} | {of['value']} | {of['source']} |" for name, of in facts["settings"].items()
+    ]
+    lines += ["", "| task | sha256 of its files |", "|---|---|"]
+    lines += [f"| {name} | {digest} |" for name, digest in facts["tasks"].items()]
+    lines += ["", "| package | version |", "|---|---|"]
+    lines += [
+        f"| {name} | {facts['packages'][name]} |" for name in MAIN_PACKAGES if name in facts["packages"]
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,170 @@
+"""Settings: where values come from, what is refused, and what is never told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from pydantic import SecretStr
+
+from recipe import settings_tables
+from recipe.errors import BadInputError
+from recipe.presets import PRESETS
+from recipe.settings import Settings, child_environment, load
+
+
+@pytest.fixture(autouse=True)
+def _no_env_file(empty_folder):
+    return empty_folder
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_resolves_and_reads_back(preset):
+    settings = load(preset)
+    assert Settings(**json.loads(json.dumps(settings.public()))).public() == settings.public()
+
+
+def test_precedence_is_argument_environment_preset_env_file_default(empty_folder, monkeypatch):
+    (empty_folder / ".env").write_text("SEED=4\nNUM_ROLLOUT=5\nLR=0.5\nAGENT_MODEL_NAME=from-file\n")
+    monkeypatch.setenv("SEED", "3")
+    monkeypatch.setenv("NUM_ROLLOUT", "6")
+    settings = load("smoke", ["SEED=2"])
+    found = {name: (getattr(settings, name), settings.source(name)) for name in ("seed", "num_rollout", "lr")}
+    assert found == {
+        "seed": (2, "argument"),
+        "num_rollout": (6, "environment"),
+        "lr": (0.002, "preset smoke"),
+    }
+    assert settings.agent_model_name == "from-file"
+    assert settings.source("agent_model_name") == ".env line 4"
+    assert settings.source("dry_run") == "default"
+
+
+def test_what_is_derived_follows_what_it_derives_from():
+    settings = load("smoke", ["N_SAMPLES_PER_PROMPT=4", "HARBOR_AGENT_CALL_TIMEOUT_SEC=7"])
+    assert (settings.global_batch_size, settings.rollout_timeout_sec) == (16, 14)
+
+
+@pytest.mark.parametrize("word", ["NUM_ROLOUT=2", "num_rollout=2"])
+def test_an_unknown_argument_is_refused_with_the_nearest_name(word):
+    with pytest.raises(BadInputError, match=r"expected NUM_ROLLOUT"):
+        load("smoke", [word])
+
+
+def test_an_unknown_name_on_makes_command_line_is_refused(monkeypatch):
+    monkeypatch.setenv("MAKE_VARIABLES", "NUM_ROLOUT=2")
+    with pytest.raises(BadInputError, match=r"expected NUM_ROLLOUT[^$]*make argument"):
+        load("smoke")
+
+
+def test_values_of_makes_command_line_arrive_as_they_were_written(empty_folder, monkeypatch):
+    folder = str(empty_folder / r"a b$\c")
+    monkeypatch.setenv("MAKE_VARIABLES", "SEED=9 RUNS_ROOT=" + make_quoted(folder))
+    settings = load("smoke", ["SEED=8"])
+    assert str(settings.runs_root) == folder
+    assert settings.seed == 8
+
+
+def make_quoted(value: str) -> str:
+    return value.replace("\\", "\\\\").replace(" ", "\\ ").replace("$", "$$")
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("NUM_ROLOUT=2", "expected NUM_ROLLOUT"),
+        ("this is no setting", "can't be read"),
+        ("SEED", "can't be read"),
+        ("SEED=x", "found    'x'"),
+    ],
+)
+def test_a_bad_line_of_the_env_file_is_refused_and_named(empty_folder, line, told):
+    (empty_folder / ".env").write_text(f"# a comment\nLR=1e-3\n{line}\n")
+    with pytest.raises(BadInputError) as refused:
+        load("smoke" if line != "SEED=x" else None, ["ENGINE=local", "SANDBOX_BACKEND=local", "TASKS_DIR=t"])
+    assert told in str(refused.value)
+    assert ".env line 3" in str(refused.value)
+
+
+def test_a_named_env_file_must_exist(empty_folder):
+    with pytest.raises(BadInputError, match="ENV_FILE"):
+        load("smoke", ["ENV_FILE=missing"])
+    (empty_folder / "other").write_text("AGENT_MODEL_NAME=other\n")
+    assert load("smoke", ["ENV_FILE=other"]).agent_model_name == "other"
+
+
+@pytest.mark.parametrize(
+    "word", ["NUM_ROLLOUT=0", "LR=nan", "LR=-1", "RUN_NAME=../out", "AGENT=none", "SEED=1.5"]
+)
+def test_a_bad_value_is_refused_with_name_value_and_source(word):
+    name, _, value = word.partition("=")
+    with pytest.raises(BadInputError) as refused:
+        load("smoke", [word])
+    assert all(part in str(refused.value) for part in (name, value, "argument"))
+
+
+def test_bad_values_do_not_drag_in_what_is_derived_from_them():
+    with pytest.raises(BadInputError) as refused:
+        load("smoke", ["ROLLOUT_BATCH_SIZE=x"])
+    assert "GLOBAL_BATCH_SIZE" not in str(refused.value)
+
+
+def test_an_empty_value_counts_as_not_given(monkeypatch):
+    monkeypatch.setenv("LOAD_DIR", "")
+    assert load("smoke", ["SEED="]).source("seed") == "preset smoke"
+    assert load("smoke").load_dir is None
+
+
+def test_a_secret_is_in_no_dump():
+    class WithKey(Settings):
+        api_key: SecretStr | None = None
+
+    settings = WithKey(engine="local", sandbox_backend="local", tasks_dir="t", api_key="planted-value")
+    assert "planted-value" not in json.dumps(settings.public()) + repr(settings) + str(settings)
+
+
+def test_a_child_gets_neither_credentials_nor_what_would_change_its_ray_or_python(monkeypatch):
+    unwanted = (
+        "RAY_ADDRESS",
+        "PYTHONPATH",
+        "WANDB_API_KEY",
+        "HF_TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "MAKEFLAGS",
+    )
+    for name in unwanted:
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("KEPT", "y")
+    environment = child_environment(RAY_COLOR_PREFIX="0")
+    assert not set(unwanted) & set(environment)
+    assert (environment["KEPT"], environment["RAY_COLOR_PREFIX"]) == ("y", "0")
+
+
+def test_the_written_tables_are_those_of_the_code():
+    stale = [path.name for path, text in settings_tables.files().items() if path.read_text() != text]
+    assert not stale, "run: recipe settings --write"
+
+
+def test_env_example_is_a_valid_env_file_when_its_lines_are_used(empty_folder):
+    lines = [
+        line[1:]
+        for line in settings_tables.env_example().splitlines()
+        if line[:1] == "#" and line[1:2].isupper()
+    ]
+    used = [line for line in lines if "=" in line]
+    assert len(used) == len(Settings.model_fields)
+    (empty_folder / ".env").write_text("\n".join(used))
+    load("smoke", ["DRY_RUN=1"])
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["smoke", "--help"], ["smoke", "--dry-run"], ["settings"]])
+def test_help_and_dry_runs_import_neither_torch_nor_ray_and_write_nothing(empty_folder, arguments):
+    code = f"import sys; from recipe.cli import app; app({arguments!r}, standalone_mode=False)"
+    check = "; assert not {'torch', 'ray', 'transformers', 'matplotlib'} & set(sys.modules), 'imported'"
+    done = subprocess.run(
+        [sys.executable, "-c", code + check], capture_output=True, text=True, cwd=empty_folder
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(empty_folder.iterdir()) == []

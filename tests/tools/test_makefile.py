@@ -1,0 +1,48 @@
+"""The front door: its help is complete, and settings pass through it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def make(tmp_path):
+    """`make` on the project's Makefile, in a folder whose bootstrap only tells how it was called."""
+    shutil.copy(PROJECT / "Makefile", tmp_path)
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "bootstrap.py").write_text(
+        "import os, sys; print(sys.argv[1:], repr(os.environ['MAKE_VARIABLES']), os.environ.get('SEED'))"
+    )
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(["make", *arguments], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_help_is_the_default_and_lists_every_target(make):
+    targets = re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE)
+    assert len(targets) > 5
+    assert re.findall(r"^make ([a-z-]+) +\S", make(), re.MULTILINE) == targets
+    assert make("help") == make()
+
+
+def test_every_target_is_one_call_of_the_bootstrap(make):
+    for target in re.findall(r"^make ([a-z-]+)", make(), re.MULTILINE):
+        if target != "help":
+            assert make(target).count("\n") == 1, target
+
+
+def test_variables_of_the_command_line_reach_the_command_and_are_named_to_it(make):
+    assert make("smoke", "SEED=3", "RUN_NAME=a b") == (
+        r"""['--extra', 'local', '--', 'recipe', 'smoke'] 'RUN_NAME=a\\ b SEED=3' 3""" + "\n"
+    )
