@@ -104,7 +104,7 @@ class Conversation:
     def _take_back(self) -> None:
         self.turns.pop()
         last = self.turns[-1] if self.turns else None
-        pass
+        self.ids = self.ids[: last.end if last else 0]
         self.history = self.history[: last.history_length if last else 0]
         self.regenerated += 1
 

@@ -50,7 +50,7 @@ async def warm_start_weights(settings: Settings, trainer: Any, events: EventLog)
     target = settings.cache_dir / "warm-start" / cache_key(settings, rows)
     if not checkpoint.is_complete(target):
         events.write("phase", phase="warm_start", rollout=None)
-        lessons = await harvest(settings, rows)
+        lessons = await harvest(settings, rows, events)
         await trainer.warm_start.remote(lessons, settings.seed, str(target))
     return target
 
@@ -96,7 +96,7 @@ class ScriptedPolicy:
         self._turns.pop(session_id, None)
 
 
-async def harvest(settings: Settings, rows: Sequence[Row]) -> list[Lesson]:
+async def harvest(settings: Settings, rows: Sequence[Row], events: EventLog) -> list[Lesson]:
     """Plays every behaviour of every row's task in a real trial. Raises RecipeError on an unexpected reward."""
     policy = ScriptedPolicy()
     sessions = SessionServer(SessionStore(policy, max_context=settings.max_seq_len))
@@ -108,6 +108,9 @@ async def harvest(settings: Settings, rows: Sequence[Row]) -> list[Lesson]:
                 tasks.create_task(_trial(settings, sessions, policy, f"warm-start-{index:03d}", *play))
                 for index, play in enumerate(plays)
             ]
+            for done, lesson in enumerate(asyncio.as_completed(lessons), start=1):
+                await lesson
+                events.write("lesson", done=done, total=len(lessons))
         return [lesson.result() for lesson in lessons]
     finally:
         await sessions.stop()
