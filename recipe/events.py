@@ -24,9 +24,6 @@ class EventLog:
         line = json.dumps({"time": time.time(), "kind": kind, **fields}, default=_plain)
         self._file.write(line.encode() + b"\n")
 
-    def close(self) -> None:
-        self._file.close()
-
 
 class EventReader:
     """Follows an event file that may not exist yet, and whose last line may still be half-written."""

@@ -90,15 +90,21 @@ class ProcessGroup:
 
     def stop(self, *, grace: float = 10.0) -> None:
         """SIGTERM to the group, SIGKILL after `grace` seconds; returns when the whole group is gone."""
-        self._signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.leader.wait(timeout=grace)
+        deadline = time.monotonic() + grace
+        left = self._signal(signal.SIGTERM)
+        # The leader may have died before: the others have their grace as well.
+        while left and time.monotonic() < deadline:
+            time.sleep(0.02)
+            left = self.alive or self._signal(0)
         self._signal(signal.SIGKILL)
         self.leader.wait()
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, number: int) -> bool:
+        """Whether there was still a process in the group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.leader.pid, number)
+            return True
+        return False
 
 
 def free_port(host: str = LOOPBACK) -> int:

@@ -18,6 +18,7 @@ from recipe.events import Event
 QUIET_SECONDS = 30.0
 # A warm start takes some 200 steps: eight lines of it are enough in a log.
 WARM_START_LINES = 8
+ROLLOUT_PHASES = ("update_weights", "generate", "train", "save")
 
 
 @dataclass
@@ -25,12 +26,12 @@ class State:
     """What the events so far add up to."""
 
     rollouts: int
-    phase: str = "starting"
+    phase: str = "starting the servers"
     finished: int = 0
     running: set[tuple[int, int]] = field(default_factory=set)
     rewards: list[float] = field(default_factory=list)
     done: int = 0
-    warm_start: tuple[int, int] = (0, 1)
+    warm_start: tuple[int, int] = (0, 0)
     history: list[float] = field(default_factory=list)
 
     def take(self, event: Event) -> None:
@@ -57,9 +58,11 @@ class State:
     def line(self) -> str:
         """Where the run is, in one line."""
         if self.phase == "warm_start":
-            return "warm start: step {} of {}".format(*self.warm_start)
-        if self.phase in ("starting", "start", "done"):
-            return self.phase
+            # Before its first step, lessons are played in real trials.
+            step, steps = self.warm_start
+            return f"warm start: step {step} of {steps}" if steps else "warm start: playing its lessons"
+        if self.phase not in ROLLOUT_PHASES:
+            return "loading the model" if self.phase == "start" else self.phase
         where = f"rollout {min(self.finished + 1, self.rollouts)} of {self.rollouts}: {self.phase}"
         if self.phase != "generate":
             return where
@@ -94,7 +97,9 @@ class Display:
     def note(self, text: str) -> None:
         """One line that stays, after the seconds since the start."""
         self._last_line = time.monotonic()
-        self._console.print(f"{self._last_line - self._start:6.1f} s  {text}", highlight=False, markup=False)
+        self._console.print(
+            f"{self._last_line - self._start:6.1f} s  {text}", highlight=False, markup=False, soft_wrap=True
+        )
 
     def take(self, event: Event) -> None:
         """Shows an event: on a terminal most of them only move the live block."""
@@ -103,6 +108,12 @@ class Display:
         text = _line_of(event, self._state)
         if text and (event["kind"] == "rollout" or not self._live.is_started):
             self.note(text)
+
+    def stopping(self) -> None:
+        """Tells that the run is over and its servers are being stopped, which takes some seconds."""
+        self._state.phase = "stopping what was started"
+        if not self._live.is_started:
+            self.note(self._state.phase)
 
     def tick(self) -> None:
         """Called while nothing happens: in a log, says now and then that the run goes on."""

@@ -56,10 +56,6 @@ class RunFolder:
     def job_file(self) -> Path:
         return self.path / "launcher" / "job.json"
 
-    @property
-    def report(self) -> Path:
-        return self.path / "report"
-
 
 def write_whole(path: Path, text: str) -> None:
     """Writes a file that a reader never sees half-written."""

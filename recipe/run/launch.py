@@ -14,7 +14,7 @@ from rich.console import Console
 from recipe import rules
 from recipe.doctor import checks
 from recipe.errors import BadInputError, RecipeError
-from recipe.events import EventReader
+from recipe.events import Event, EventReader
 from recipe.harbor.server import SET, AgentServer, start_agent_server
 from recipe.process import ProcessGroup
 from recipe.run.display import Display
@@ -96,6 +96,7 @@ def _run(settings: Settings, folder: RunFolder, interrupts: Interrupts, display:
         _follow(settings, folder, ray_job, (ray.process, server.process), display)
     finally:
         interrupts.hold()
+        display.stopping()
         running.close()
 
 
@@ -134,15 +135,15 @@ def _follow(
     reader = EventReader(folder.events)
     limit = settings.rollout_timeout_sec + SILENCE_MARGIN_SECONDS
     last_event, polls = time.monotonic(), 0
-    failure: str | None = None
+    end: Event = {}
     while True:
         polls += 1
-        ended = polls % ASK_EVERY == 0 and job.ended
+        ended = (end or polls % ASK_EVERY == 0) and job.ended
         for event in reader.new():
             last_event = time.monotonic()
             display.take(event)
             if event["kind"] == "end":
-                failure = event.get("error")
+                end = event
         if ended:
             break
         for server in servers:
@@ -155,4 +156,4 @@ def _follow(
         display.tick()
         time.sleep(POLL_SECONDS)
     if not job.succeeded:
-        raise RecipeError(failure, where=folder.train_log) if failure else job.failure()
+        raise RecipeError(end["error"], where=folder.train_log) if end.get("error") else job.failure()

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
@@ -16,6 +17,15 @@ from recipe.job import Job
 
 # Ray asks the job with SIGTERM and kills it three seconds later.
 STOP_SECONDS = 15.0
+# Taking a job needs a new process or two: seven seconds where others keep the processors busy.
+ANSWER_SECONDS = 60.0
+
+
+class _BoundedClient(JobSubmissionClient):
+    """Ray's client, which by itself would wait for an answer for ever."""
+
+    def _do_request(self, *arguments: Any, **options: Any) -> Any:
+        return super()._do_request(*arguments, timeout=ANSWER_SECONDS, **options)
 
 
 class RayJob:
@@ -34,13 +44,13 @@ class RayJob:
     @classmethod
     def submit(cls, jobs_url: str, headers: dict[str, str], job: Job, log: Path) -> RayJob:
         """Submits `job` and follows its log into the file `log`. Raises RecipeError when Ray refuses it."""
+        # It would tell of every web socket that closes.
+        logging.getLogger(JobSubmissionClient.__module__).setLevel(logging.WARNING)
         try:
-            client = JobSubmissionClient(jobs_url, headers=headers)
-            # Making the client sets Ray's log up to tell of every connection.
-            logging.getLogger("ray").setLevel(logging.WARNING)
+            client = _BoundedClient(jobs_url, headers=headers)
             job_id = client.submit_job(entrypoint=job.entrypoint, runtime_env={"env_vars": job.env})
             return cls(client, job_id, log)
-        except (RuntimeError, ConnectionError) as error:
+        except (RuntimeError, OSError) as error:
             raise RecipeError("Ray did not take the job", found=error, where=jobs_url) from error
 
     @property
@@ -49,7 +59,7 @@ class RayJob:
         if not self._info.status.is_terminal():
             try:
                 self._info = self._client.get_job_info(self._id)
-            except (RuntimeError, ConnectionError) as error:
+            except (RuntimeError, OSError) as error:
                 raise RecipeError("Ray no longer answers for the job", found=error, where=self._id) from error
         return bool(self._info.status.is_terminal())
 
@@ -67,7 +77,7 @@ class RayJob:
 
     def save_log(self) -> str:
         """The whole log, which it writes to the file: the copy that was followed may lag by some seconds."""
-        with contextlib.suppress(RuntimeError, ConnectionError):
+        with contextlib.suppress(RuntimeError, OSError):
             whole = self._client.get_job_logs(self._id)
             with self._writing:
                 self._log_is_whole = True
@@ -78,7 +88,7 @@ class RayJob:
         """Ends the job when it still runs; returns when Ray says that it is over, or after STOP_SECONDS."""
         deadline = time.monotonic() + STOP_SECONDS
         # Ray may be what failed: its own stop, which comes next, ends the job in any case.
-        with contextlib.suppress(RuntimeError, ConnectionError, RecipeError):
+        with contextlib.suppress(RuntimeError, OSError, RecipeError):
             if not self.ended:
                 self._client.stop_job(self._id)
             while not self.ended and time.monotonic() < deadline:
@@ -96,5 +106,5 @@ class RayJob:
                         sink.flush()
 
         # The connection breaks when Ray ends: `save_log` has the whole log by then.
-        with contextlib.suppress(RuntimeError, ConnectionError, OSError):
+        with contextlib.suppress(RuntimeError, OSError):
             asyncio.run(copy())

@@ -151,6 +151,6 @@ def _verdict(result: Result) -> str:
     first, last = (result.rollouts[at].metrics["reward_mean"] for at in (0, -1))
     return (
         "Proven: the whole job ran on real parts (sandboxes, agent, verifier, session server, Ray, GRPO), and the "
-        f"mean reward went from {first:.2f} to {last:.2f} in {len(result.rollouts)} rollouts. Not proven: anything "
-        "about Inkling-Small itself, about GPUs or about Miles; the model here is a tiny one."
+        f"mean reward was {first:.2f} in the first rollout and {last:.2f} in the last ({len(result.rollouts)}). "
+        "Not proven: anything about Inkling-Small itself, about GPUs or about Miles; the model here is a tiny one."
     )

@@ -97,11 +97,12 @@ class Run:
         return found
 
     def pid_of(self, word: str) -> int:
-        """The process of this run whose command line holds `word`."""
+        """The process of this run with an argument, or a name, that ends with `word`."""
         for entry in Path("/proc").iterdir():
             try:
                 ours = f"TMPDIR={self.temporary}".encode() in (entry / "environ").read_bytes()
-                if ours and word.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                arguments = (entry / "cmdline").read_bytes().split(b"\0")
+                if ours and any(argument.endswith(word.encode()) for argument in arguments):
                     return int(entry.name)
             except (OSError, ValueError):
                 continue
@@ -190,7 +191,8 @@ def test_ctrl_c_during_the_job_stops_even_what_detached_itself(start):
     run.process.send_signal(signal.SIGINT)
     code, output = run.end()
     assert code == 130
-    assert output.strip() == "error: interrupted (SIGINT): everything that was started is stopped"
+    said = "error: interrupted (SIGINT): everything that was started is stopped"
+    assert [line for line in output.splitlines() if "stopping what was started" not in line] == [said]
     assert (run.left_processes(), run.left_ray_folders()) == ([], [])
     assert json.loads((run.folder / "run_manifest.json").read_text())["exit_code"] == 130
 
@@ -215,7 +217,7 @@ def test_a_launcher_that_is_killed_leaves_nothing_running(start):
 
 
 @pytest.mark.parametrize(
-    ("word", "name"), [("recipe.harbor.agent_server", "agent server"), ("--head", "Ray")]
+    ("word", "name"), [("recipe.harbor.agent_server", "agent server"), ("gcs_server", "Ray")]
 )
 def test_a_server_that_dies_ends_the_run_with_its_name(start, word, name):
     run = start(HANG)
@@ -223,7 +225,8 @@ def test_a_server_that_dies_ends_the_run_with_its_name(start, word, name):
     os.kill(run.pid_of(word), signal.SIGKILL)
     code, output = run.end()
     assert code == 1
-    assert f"error: {name} ended unexpectedly" in output
+    # Of Ray, it may also be noticed first that it no longer tells about the job.
+    assert re.search(f"^error: {name} (ended unexpectedly|no longer answers)", output, re.MULTILINE), output
     assert run.left_processes() == []
 
 

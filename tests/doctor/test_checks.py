@@ -1,0 +1,109 @@
+"""Each check before a run finds what it is for, and finds nothing on a sound machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from recipe.doctor import checks
+from recipe.errors import BadInputError
+from recipe.process import LOOPBACK
+from recipe.settings import load
+from recipe.tasks.prompts import build_rows, write_prompt_data
+
+
+class Usage(NamedTuple):
+    free: int
+
+
+def settings_of(*arguments: str):
+    return load("smoke", arguments)
+
+
+def test_a_sound_start_has_no_findings(empty_folder):
+    settings = settings_of()
+    for check in checks.CHECKS:
+        if check is not checks.temporary_folder:  # the machine's own, and a test's may be deep
+            assert list(check(settings)) == [], check.__name__
+    assert list(empty_folder.iterdir()) == []
+
+
+def test_several_findings_are_told_at_once(empty_folder):
+    (empty_folder / "runs" / "used").mkdir(parents=True)
+    with pytest.raises(BadInputError) as refused:
+        checks.check(settings_of("RUN_NAME=used", "LOAD_DIR=missing"))
+    assert "the run folder is in use" in str(refused.value)
+    assert "LOAD_DIR is no folder" in str(refused.value)
+
+
+def test_a_malformed_prompt_row_is_named_by_its_line(empty_folder):
+    (empty_folder / "rows.jsonl").write_text('{"label": "x"}\n')
+    (finding,) = checks.prompts_have_tasks(settings_of("PROMPT_DATA=rows.jsonl"))
+    assert "rows.jsonl, line 1" in str(finding)
+
+
+def test_a_prompt_without_a_task_directory_is_named(empty_folder):
+    settings = settings_of("PROMPT_DATA=rows.jsonl")
+    write_prompt_data(build_rows(settings.tasks_dir, "camel"), settings.prompt_data)
+    assert list(checks.prompts_have_tasks(settings)) == []
+    (empty_folder / "tasks").mkdir()
+    (finding,) = checks.prompts_have_tasks(settings_of("PROMPT_DATA=rows.jsonl", "TASKS_DIR=tasks"))
+    assert "write-greeting: no directory write-greeting" in str(finding)
+
+
+def test_prompts_of_another_agent_are_refused(empty_folder):
+    settings = settings_of("PROMPT_DATA=rows.jsonl")
+    write_prompt_data(build_rows(settings.tasks_dir, "other"), settings.prompt_data)
+    (finding,) = checks.prompts_have_tasks(settings)
+    assert "metadata.agent_name: camel" in str(finding)
+
+
+@pytest.mark.parametrize("full", ["runs", "temporary"])
+def test_a_full_disk_is_found_where_it_is(empty_folder, monkeypatch, full):
+    place = empty_folder if full == "runs" else Path(tempfile.gettempdir())
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10_000_000 if path == place else 2**40))
+    (finding,) = checks.disk_space(settings_of())
+    assert str(place) in str(finding)
+    assert "1.0 GiB" in str(finding)
+
+
+def test_too_little_memory_is_found(monkeypatch, empty_folder):
+    monkeypatch.setattr(checks, "MEMORY_BYTES", 2**60)
+    (finding,) = checks.memory(settings_of())
+    assert "available" in str(finding)
+
+
+def test_a_busy_port_is_found_with_who_asked_for_it(empty_folder):
+    with socket.create_server((LOOPBACK, 0)) as busy:
+        port = busy.getsockname()[1]
+        (finding,) = checks.ports(settings_of(f"SESSION_SERVER_PORT={port}"))
+    assert all(part in str(finding) for part in ("SESSION_SERVER_PORT", str(port), "argument", "ss -ltnp"))
+
+
+def test_a_temporary_folder_too_deep_for_sockets_is_found(monkeypatch, empty_folder):
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + "deep" * 10)
+    (finding,) = checks.temporary_folder(settings_of())
+    assert "TMPDIR=/tmp" in str(finding)
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+    assert list(checks.temporary_folder(settings_of())) == []
+
+
+def test_rows_are_built_only_when_none_are_given(empty_folder):
+    built = checks.prompt_rows(settings_of())
+    assert [row.label for row in built] == sorted(row.label for row in built)
+    (empty_folder / "rows.jsonl").write_text(
+        json.dumps(
+            {
+                "label": "a",
+                "prompt": [{"role": "user", "content": "x"}],
+                "metadata": {"agent_name": "camel", "instance_id": "b"},
+            }
+        )
+    )
+    assert [row.label for row in checks.prompt_rows(settings_of("PROMPT_DATA=rows.jsonl"))] == ["a"]

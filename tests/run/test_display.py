@@ -1,0 +1,62 @@
+"""What a watcher sees: a line per event of note in a log, one block that moves on a terminal."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from recipe.run import display
+from recipe.run.display import Display
+
+METRICS = {"reward_mean": 0.5, "groups_kept": 4}
+
+
+def events():
+    yield {"kind": "phase", "phase": "warm_start", "rollout": None}
+    for step in range(1, 161):
+        yield {"kind": "warm_start", "step": step, "steps": 160, "loss": 1 / step}
+    yield {"kind": "phase", "phase": "generate", "rollout": 0}
+    for sample in range(3):
+        yield {"kind": "trial", "rollout": 0, "group": 0, "sample": sample, "state": "started"}
+    yield {"kind": "trial", "rollout": 0, "group": 0, "sample": 0, "state": "done", "reward": 1.0}
+    yield {"kind": "trial", "rollout": 0, "group": 0, "sample": 1, "state": "done", "reward": None}
+
+
+def show(console: Console, more=()) -> None:
+    with Display(console, rollouts=2) as shown:
+        for event in (*events(), *more):
+            shown.take(event)
+        shown.tick()
+
+
+def test_a_log_gets_a_few_lines_without_control_characters():
+    out = io.StringIO()
+    show(Console(file=out, width=80))
+    lines = [line.split(" s  ")[1] for line in out.getvalue().splitlines()]
+    assert lines[:2] == ["warm start: playing its lessons", "warm start: step 20 of 160, loss 0.050"]
+    assert lines[-1] == "rollout 1 of 2: generate, trials 0 running, 0 done"
+    assert len(lines) == 10
+    assert "\x1b" not in out.getvalue()
+
+
+def test_a_long_wait_says_now_and_then_where_the_run_is(monkeypatch):
+    monkeypatch.setattr(display, "QUIET_SECONDS", 0.0)
+    out = io.StringIO()
+    show(Console(file=out, width=80))
+    assert "rollout 1 of 2: generate, trials 1 running, 2 done, mean reward 1.00" in out.getvalue()
+
+
+def test_a_terminal_keeps_only_the_line_of_each_rollout():
+    out = io.StringIO()
+    finished = {
+        "kind": "rollout",
+        "rollout": 0,
+        "metrics": METRICS,
+        "seconds": {"generate": 2.0, "train": 1.5},
+    }
+    show(Console(file=out, width=80, force_terminal=True), [finished])
+    kept = [line for line in out.getvalue().splitlines() if "done in" in line]
+    assert len(kept) == 1
+    assert "rollout 1 of 2 done in 3.5 s: mean reward 0.50, 4 groups kept" in kept[0]
+    assert "step 20 of 160, loss" not in out.getvalue()

@@ -1,0 +1,26 @@
+"""A Ray that does not answer is an error, never a wait without end."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from recipe.errors import RecipeError
+from recipe.job import Job
+from recipe.process import LOOPBACK, free_port
+from recipe.run import ray_job
+from recipe.run.ray_job import RayJob
+
+
+def test_a_job_is_not_submitted_to_nobody(tmp_path):
+    with pytest.raises(RecipeError, match="Ray did not take the job"):
+        RayJob.submit(f"http://{LOOPBACK}:{free_port()}", {}, Job("true"), tmp_path / "log")
+
+
+def test_a_silent_server_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_job, "ANSWER_SECONDS", 0.2)
+    with socket.create_server((LOOPBACK, 0)) as silent:
+        address = f"http://{LOOPBACK}:{silent.getsockname()[1]}"
+        with pytest.raises(RecipeError, match="Ray did not take the job"):
+            RayJob.submit(address, {}, Job("true"), tmp_path / "log")
