@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import concurrent.futures
+import contextlib
 import importlib
 import logging
 import re
@@ -19,7 +20,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,6 +37,7 @@ from recipe.harbor.trials import AGENT_ERROR, TrialReply, TrialRequest, run_tria
 
 AGENTS = {"camel": "recipe.harbor.camel_agent:CamelAgent"}
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+OPEN_FILES = 65536
 GRACE_SECONDS = 70  # for the replies to flushed trials, at a stop; they take less than a second
 
 
@@ -125,9 +127,10 @@ def create_app(trials: Trials, pool: TrialPool) -> FastAPI:
         except (ValidationError, BadInputError) as error:
             log.error("a request was refused: %s", error)
             return TrialReply(AGENT_ERROR, error=str(error))
-        return await pool.run(
+        reply = await pool.run(
             asked.base_url, asked.session_server_instance_id, lambda: _logged(asked.instance_id, request)
         )
+        return replace(reply, trial_name=reply.trial_name or asked.trial_name)
 
     @app.post("/flush")
     async def flush(body: FlushRequest) -> dict[str, int]:
@@ -216,15 +219,16 @@ def main(argv: Sequence[str], agents: Mapping[str, str] = AGENTS) -> int:
     except RecipeError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    asyncio.run(
-        serve(
-            trials,
-            host=options.host,
-            port=options.port,
-            max_concurrent=options.max_concurrent,
-            access_log=not options.no_access_log,
+    with contextlib.suppress(KeyboardInterrupt):  # by then all is flushed
+        asyncio.run(
+            serve(
+                trials,
+                host=options.host,
+                port=options.port,
+                max_concurrent=options.max_concurrent,
+                access_log=not options.no_access_log,
+            )
         )
-    )
     return 0
 
 
@@ -239,8 +243,10 @@ def _log_to_stderr() -> None:
 
 def _allow_many_files() -> None:
     """A trial takes some ten descriptors; the usual soft limit of 1,024 is enough for a hundred only."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _preload(agents: Mapping[str, str]) -> None:

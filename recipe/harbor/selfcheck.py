@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from recipe.errors import BadInputError, RecipeError
+from recipe.errors import BadInputError, InterruptedRunError, RecipeError
 from recipe.harbor.trials import TrialRequest, run_trial
 
 AT_ONCE = 2  # tasks; a trial is a few tenths of a second of CPU
@@ -84,8 +85,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON list instead of lines")
     parser.add_argument("names", nargs="*", help="tasks; none: all")
     options = parser.parse_args(argv)
+    # Ended from outside, it ends its trials first: asyncio turns SIGINT into their cancellation.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         checks = check_tasks(options.tasks_dir, options.names)
+    except KeyboardInterrupt:
+        return InterruptedRunError.exit_code
     except RecipeError as error:
         print(error, file=sys.stderr)
         return error.exit_code

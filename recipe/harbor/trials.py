@@ -72,6 +72,7 @@ class TrialRequest:
                 name=None if imported else self.agent,
                 import_path=self.agent if imported else None,
                 model_name=self.model,
+                skip_model_parsing=True,  # else Harbor imports litellm, seconds long and in the event loop
                 kwargs=dict(self.agent_options),
             ),
             environment=EnvironmentConfig(**self.environment),
@@ -102,9 +103,11 @@ async def run_trial(request: TrialRequest) -> TrialReply:
     environment = trial.agent_environment
     local = environment if isinstance(environment, LocalEnvironment) else None
     if local is not None:
+        # A task that asks for a running service says so in its task.toml, in [metadata].
+        keep_processes = bool(trial.task.config.metadata.get("keep_processes"))
 
         async def clear(_event: TrialHookEvent) -> None:
-            await local.clear_for_verifier()
+            await local.clear_for_verifier(keep_processes=keep_processes)
 
         trial.add_hook(TrialEvent.VERIFICATION_START, clear)
     try:

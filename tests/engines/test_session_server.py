@@ -408,7 +408,7 @@ def test_a_session_past_its_time_to_live_is_gone_and_so_is_its_running_chat():
             client.messages = [user("go")]
             answer = await client.post()  # the engine never answers
             assert answer.status_code == 404
-            assert await engine.closed.get() == session.id
+            assert await asyncio.wait_for(engine.closed.get(), 5) == session.id
             with pytest.raises(SessionNotFoundError):
                 server.store.collect(session.id, 10_000)
 

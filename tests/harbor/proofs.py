@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -12,16 +13,14 @@ import pytest
 from recipe.harbor.cgroups import PARENT
 
 
-def processes_of(marker: str) -> list[int]:
-    """Pids whose command line contains `marker`, as this machine sees them, sandboxes included."""
+def processes_of(command: str) -> list[int]:
+    """Pids whose command line is `command`, as this machine sees them, sandboxes included."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-        if marker in command and int(folder.name) != os.getpid():
-            found.append(int(folder.name))
+        with contextlib.suppress(OSError):
+            arguments = (folder / "cmdline").read_bytes().decode(errors="replace")
+            if arguments.rstrip("\0").replace("\0", " ") == command:
+                found.append(int(folder.name))
     return found
 
 
@@ -34,6 +33,10 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root drops its uid 
 
 def exists(pid: int | None) -> bool:
     return Path(f"/proc/{pid}").exists()
+
+
+def oom_score_adjustment(pid: int | None) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
 
 def left_in(scratch_root: Path) -> list[Path]:

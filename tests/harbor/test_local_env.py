@@ -181,14 +181,14 @@ def test_clearing_gives_the_verifier_its_folders_whatever_the_agent_did(
 
     async def body(env: LocalEnvironment) -> None:
         await env.exec(spoil)
-        await env.clear_for_verifier()
+        await env.clear_for_verifier(keep_processes=False)
         assert (
-            await said(env, "ls -A /tests /logs/verifier; pgrep -c sleep; true")
+            await said(env, "ls -A /tests /logs/verifier; pgrep -c -r DRST sleep; true")
             == "/logs/verifier:\n\n/tests:\n0\n"
         )
         assert await said(env, "pwd; touch /app/a /tests/a /logs/verifier/a /tmp/a") == "/app\n"
         await env.exec("rm -rf /logs/verifier; ln -s /app /logs/verifier")
-        await env.clear_for_verifier()
+        await env.clear_for_verifier(keep_processes=False)
         assert await said(env, "test -d /logs/verifier && ! test -L /logs/verifier && echo good") == "good\n"
 
     inside(environment(make_task(), scratch_root), body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from proofs import as_root, cgroups_of, exists, wait_until
+from proofs import as_root, cgroups_of, exists, left_in, wait_until
 
 from recipe.errors import BadInputError
 from recipe.harbor.scratch import Scratch, sweep
@@ -67,6 +68,16 @@ def test_only_the_dead_are_swept_among_many(scratch_root: Path) -> None:
     (scratch_root / "stray-file").unlink()
     for scratch in live:
         scratch.remove()
+
+
+def test_a_creation_that_fails_leaves_nothing(scratch_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "chown", full)
+    with pytest.raises(OSError, match="No space left"):
+        Scratch.create(scratch_root, ["/app"], os.getuid())
+    assert not left_in(scratch_root)
 
 
 def test_a_missing_root_is_nothing_to_sweep(tmp_path: Path) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 
 import pytest
+from proofs import left_in, processes_of, wait_until
 
 from recipe.errors import BadInputError
 from recipe.harbor.selfcheck import check_tasks, main
+from recipe.process import ProcessGroup
 
-CHECK = "grep -qx 42 answer; echo $((1 - $?)) > /logs/verifier/reward.txt"
+CHECK = "grep -qx 42 answer && r=1 || r=0; echo $r > /logs/verifier/reward.txt"
 
 
 @pytest.fixture
@@ -38,6 +42,22 @@ def test_the_command_says_one_line_per_task_and_its_verdict(tasks_dir, capsys) -
     assert main(["--tasks-dir", str(tasks_dir), "--json", "too-easy", "sound"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert [(check["name"], check["nop"]) for check in found] == [("too-easy", 1.0), ("sound", 0.0)]
+
+
+def test_a_check_that_is_ended_leaves_no_sandbox(make_task, scratch_root, tmp_path) -> None:
+    tasks = make_task(solution="sleep 777500").parent
+    check = ProcessGroup.start(
+        "check",
+        [sys.executable, "-m", "recipe.harbor.selfcheck", "--tasks-dir", str(tasks)],
+        log=tmp_path / "log",
+        env=dict(os.environ) | {"TMPDIR": str(scratch_root.parent)},
+    )
+    wait_until(lambda: processes_of("sleep 777500"))
+    check.stop()
+    assert check.leader.returncode == 130, check.log_tail()
+    assert not processes_of("sleep 777500")
+    left = {path.name: left_in(path) for path in scratch_root.parent.iterdir()}
+    assert left == {f"inkling-grpo-{os.getuid()}": []}
 
 
 def test_an_unknown_task_and_an_empty_folder_are_refused(tasks_dir, tmp_path, capsys) -> None:

@@ -113,7 +113,7 @@ def test_a_slow_verifier_is_not_the_policys(make_task, request_for) -> None:
     )
     assert (reply.exit_status, reply.reward) == ("AgentError", None)
     assert "VerifierTimeoutError" in (reply.error or "")
-    assert not processes_of("777001")
+    assert not processes_of("sleep 777001")
 
 
 def test_a_task_that_cannot_run_is_an_agent_error_with_its_reason(make_task, request_for, tmp_path) -> None:
@@ -144,17 +144,25 @@ def test_what_an_agent_leaves_running_cannot_write_the_reward(make_task, request
     assert run(request_for(task, commands=[rewriter, "mkdir -p /logs/verifier/reward.json"])).reward == 0.0
 
 
+def test_a_task_may_keep_the_service_that_it_asks_for(make_task, request_for) -> None:
+    service = "setsid bash -c 'while sleep 0.01; do date > /app/beat; done' >/dev/null 2>&1 &"
+    check = "rm -f /app/beat; sleep 0.5; test -e /app/beat && r=1 || r=0; echo $r > /logs/verifier/reward.txt"
+    kept = make_task("kept", test=check, more="[metadata]\nkeep_processes = true\n")
+    assert run(request_for(kept, commands=[service])).reward == 1
+    assert run(request_for(make_task("killed", test=check), commands=[service])).reward == 0
+
+
 def test_a_cancelled_trial_ends_with_its_sandbox(make_task, request_for, scratch_root: Path) -> None:
     async def main() -> None:
         request = request_for(make_task(), commands=["sleep 777002 >/dev/null 2>&1 &"], sleep=1000)
         task = asyncio.create_task(run_trial(request))
         async with asyncio.timeout(30):
-            while not processes_of("777002"):
+            while not processes_of("sleep 777002"):
                 await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert not processes_of("777002")
+        assert not processes_of("sleep 777002")
         assert not left_in(scratch_root)
 
     asyncio.run(main())

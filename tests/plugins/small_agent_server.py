@@ -22,6 +22,10 @@ class AgentServer:
     url: str = ""
 
 
+class _Http(ThreadingHTTPServer):
+    request_queue_size = 128  # many trials connect at once
+
+
 @contextmanager
 def serving(answer: Callable[[str, dict[str, Any]], Answer]) -> Iterator[AgentServer]:
     server = AgentServer(answer)
@@ -39,7 +43,7 @@ def serving(answer: Callable[[str, dict[str, Any]], Answer]) -> Iterator[AgentSe
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+    with _Http(("127.0.0.1", 0), Handler) as http:
         server.url = f"http://127.0.0.1:{http.server_port}"
         thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
