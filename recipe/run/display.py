@@ -31,7 +31,7 @@ class State:
     running: set[tuple[int, int]] = field(default_factory=set)
     rewards: list[float] = field(default_factory=list)
     done: int = 0
-    warm_start: tuple[int, int] = (0, 0)
+    warm_start: str = "playing its lessons"
     history: list[float] = field(default_factory=list)
 
     def take(self, event: Event) -> None:
@@ -42,7 +42,9 @@ class State:
                 if phase == "generate":
                     self.running, self.rewards, self.done = set(), [], 0
             case {"kind": "warm_start", "step": step, "steps": steps}:
-                self.warm_start = (step, steps)
+                self.warm_start = f"step {step} of {steps}"
+            case {"kind": "lesson", "done": done, "total": total}:
+                self.warm_start = f"lesson {done} of {total} played"
             case {"kind": "trial", "group": group, "sample": sample, "state": "started"}:
                 self.running.add((group, sample))
             case {"kind": "trial", "group": group, "sample": sample, "state": "done"}:
@@ -58,9 +60,7 @@ class State:
     def line(self) -> str:
         """Where the run is, in one line."""
         if self.phase == "warm_start":
-            # Before its first step, lessons are played in real trials.
-            step, steps = self.warm_start
-            return f"warm start: step {step} of {steps}" if steps else "warm start: playing its lessons"
+            return f"warm start: {self.warm_start}"
         if self.phase not in ROLLOUT_PHASES:
             return "loading the model" if self.phase == "start" else self.phase
         where = f"rollout {min(self.finished + 1, self.rollouts)} of {self.rollouts}: {self.phase}"
@@ -132,6 +132,8 @@ def _line_of(event: Event, state: State) -> str | None:
     match event:
         case {"kind": "phase"}:
             return state.line()
+        case {"kind": "lesson", "done": done, "total": total}:
+            return state.line() if done == total else None
         case {"kind": "warm_start", "step": step, "steps": steps, "loss": loss}:
             often = step % max(1, steps // WARM_START_LINES) == 0
             return f"{state.line()}, loss {loss:.3f}" if often else None

@@ -14,6 +14,8 @@ METRICS = {"reward_mean": 0.5, "groups_kept": 4}
 
 def events():
     yield {"kind": "phase", "phase": "warm_start", "rollout": None}
+    for done in range(1, 49):
+        yield {"kind": "lesson", "done": done, "total": 48}
     for step in range(1, 161):
         yield {"kind": "warm_start", "step": step, "steps": 160, "loss": 1 / step}
     yield {"kind": "phase", "phase": "generate", "rollout": 0}
@@ -34,9 +36,13 @@ def test_a_log_gets_a_few_lines_without_control_characters():
     out = io.StringIO()
     show(Console(file=out, width=80))
     lines = [line.split(" s  ")[1] for line in out.getvalue().splitlines()]
-    assert lines[:2] == ["warm start: playing its lessons", "warm start: step 20 of 160, loss 0.050"]
+    assert lines[:3] == [
+        "warm start: playing its lessons",
+        "warm start: lesson 48 of 48 played",
+        "warm start: step 20 of 160, loss 0.050",
+    ]
     assert lines[-1] == "rollout 1 of 2: generate, trials 0 running, 0 done"
-    assert len(lines) == 10
+    assert len(lines) == 11
     assert "\x1b" not in out.getvalue()
 
 

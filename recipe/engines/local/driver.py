@@ -29,9 +29,15 @@ from recipe.engines.local.sessions import SessionStore
 from recipe.engines.local.types import GenerateReply, GenerateRequest
 from recipe.errors import RecipeError
 from recipe.events import EventLog
+from recipe.plugins.agent import AgentAbortError
+from recipe.plugins.environment import PluginSettingError
+from recipe.plugins.filters import TooManyDroppedGroupsError
+from recipe.plugins.metrics import agent_metrics
 from recipe.settings import Settings
 from recipe.tasks.prompts import read_prompt_data
 
+# Errors whose text says all: plugins travel without the package, so theirs are no RecipeError.
+EXPLAINED = (RecipeError, AgentAbortError, PluginSettingError, TooManyDroppedGroupsError, FloatingPointError)
 # Rows that are decoded together; beyond 32 a step takes as much longer as it yields more (measured).
 MAX_BATCH = 32
 
@@ -123,7 +129,8 @@ class Driver:
                 path = await self._trainer.save.remote(str(self._run_dir / "checkpoints"), rollout)
             self._events.write("checkpoint", rollout=rollout, path=path)
         metrics = {**rollout_metrics(sampled), **trained}
-        self._events.write("rollout", rollout=rollout, metrics=metrics, seconds=self._seconds)
+        trials = agent_metrics(sampled.samples)
+        self._events.write("rollout", rollout=rollout, metrics=metrics, seconds=self._seconds, trials=trials)
 
     async def _train(self, sampled: Rollout) -> dict[str, float]:
         metrics: dict[str, float] = await self._trainer.step.remote(training_samples(sampled))
@@ -155,9 +162,9 @@ def main(job_file: Path) -> int:
     except Exception as error:
         problem = _root(error)
         events.write("end", status="failed", error=str(problem))
-        if isinstance(problem, RecipeError):
+        if isinstance(problem, EXPLAINED):
             print(f"error: {problem}", file=sys.stderr)
-            return problem.exit_code
+            return 1
         raise
     events.write("end", status="succeeded", error=None)
     return 0
