@@ -26,12 +26,13 @@ def sample(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Draws one id per row of `logits` [batch, vocabulary rows] by `uniforms` [batch] in [0, 1), float64.
 
     Returns ids [batch] and their log-probabilities [batch] under the distribution that they were drawn from.
-    Ids without a decoding have probability zero.
+    Ids without a decoding have probability zero. `logits` are used up.
     """
     logits[:, FIRST_UNDECODABLE_ID:] = -torch.inf
-    weights = (logits - logits.amax(-1, keepdim=True)).exp_()
+    weights = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
     blocks = weights.view(len(weights), -1, BLOCK)
-    cumulative = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    # The sum of one block is as exact as its float32 weights are; float64 sums would copy all of them.
+    cumulative = blocks.sum(-1).double().cumsum(-1)
     total = cumulative[:, -1:]
     target = uniforms[:, None] * total
     block = torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)
