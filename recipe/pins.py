@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -23,9 +24,9 @@ from pydantic import (
 from recipe.errors import BadInputError
 
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
-UPSTREAM, RELIED_ON, TOOLS = (
-    Path("pins") / name for name in ("upstream.json", "relied_on.json", "tools.json")
-)
+PINS = Path("pins")
+UPSTREAM, RELIED_ON = PINS / "upstream.json", PINS / "relied_on.json"
+TOOLS, FLAKE = PINS / "tools.json", PINS / "flake.json"
 
 Step = str | int  # a key of an object, or an index of an array
 
@@ -140,6 +141,20 @@ class Feature(_Pinned):
         return self.present in text if self.present is not None else str(self.absent) not in text
 
 
+class FlakeInput(_Pinned):
+    """An input of flake.nix. flake.lock pins it; `seal` is the SHA-256 of what flake.lock says, as JSON with
+    sorted keys, since Nix itself notices an altered flake.lock only when it fetches.
+    """
+
+    seal: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    reason: Text
+
+    @staticmethod
+    def seal_of(locked: object) -> str:
+        """The seal of a node's `locked`."""
+        return hashlib.sha256(json.dumps(locked, sort_keys=True).encode()).hexdigest()
+
+
 class Pins(_Pinned):
     """Everything that is pinned, and what is relied on in it."""
 
@@ -148,6 +163,7 @@ class Pins(_Pinned):
     recipes: dict[RecipeName, Recipe]
     features: tuple[Feature, ...]
     tools: dict[str, Tool]
+    flake_inputs: dict[str, FlakeInput]
 
     def features_of(self, recipe: str, source: str) -> list[Feature]:
         """What `recipe` relies on in `source`."""
@@ -186,6 +202,7 @@ def load_pins(root: Path = PROJECT_ROOT) -> Pins:
         recipes=upstream.recipes,
         features=tuple(relied_on.features),
         tools=tools,
+        flake_inputs=_parse(root / FLAKE, _text(root / FLAKE), TypeAdapter(dict[str, FlakeInput])),
     )
 
 
@@ -205,6 +222,13 @@ def value_offset(text: str, steps: Sequence[Step]) -> int:
 def line_of(text: str, steps: Sequence[Step]) -> int:
     """The line of the value at `steps` in a JSON text, from 1."""
     return text.count("\n", 0, value_offset(text, steps)) + 1
+
+
+def replaced(text: str, steps: Sequence[Step], value: str | None) -> str:
+    """A JSON text with another value at `steps`, which must be there; every other character stays."""
+    start = value_offset(text, steps)
+    _, end = json.JSONDecoder().raw_decode(text, start)
+    return text[:start] + json.dumps(value) + text[end:]
 
 
 def _parse[T](path: Path, text: str, kind: TypeAdapter[T]) -> T:
@@ -253,7 +277,7 @@ def _bad_form(path: Path, text: str, error: ValidationError) -> BadInputError:
         expected="a key of the schema" if unknown else expected,
         found=_found(problem, unknown=unknown),
         where=f"{path}:{line_of(text, steps)}",
-        run=f"git diff {UPSTREAM.parent}",
+        run=f"git diff {PINS}",
     )
 
 
