@@ -2,7 +2,12 @@
 { pkgs }:
 let
   environment = import ./environment.nix { inherit pkgs; };
-  shell = packages: pkgs.mkShell (environment.variables // { inherit packages; });
+  # Nix gives a shell a private TMPDIR, into which sandboxes that root starts as another user can't see.
+  shellHook = ''
+    export TMPDIR="''${NIX_BUILD_TOP%/*}"
+    unset TMP TEMP TEMPDIR
+  '';
+  shell = packages: pkgs.mkShell (environment.variables // { inherit packages shellHook; });
 in
 {
   default = shell environment.default;

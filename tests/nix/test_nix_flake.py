@@ -93,13 +93,13 @@ def test_a_shell_reads_every_commit_from_pins_env(flake):
 
 
 def test_the_dev_shell_runs_a_command_with_its_tools_and_variables(flake):
-    script = "command -v make; echo $UV_PYTHON $UV_PYTHON_DOWNLOADS $LD_LIBRARY_PATH"
+    script = "command -v make; echo $UV_PYTHON $UV_PYTHON_DOWNLOADS $LD_LIBRARY_PATH $TMPDIR"
     done = flake.nix("develop", "path:.", *STAND_IN, "-c", "sh", "-c", script)
     assert done.returncode == 0, done.stderr
     make, variables = done.stdout.splitlines()
     assert make.startswith(f"{flake.store}/store/")
-    python, downloads, libraries = variables.split()
-    assert (python, downloads) == ("3.12", "never")
+    python, downloads, libraries, temporary = variables.split()
+    assert (python, downloads, temporary) == ("3.12", "never", os.environ.get("TMPDIR", "/tmp"))
     assert libraries.count("/lib:") == 1
     assert libraries.endswith("/lib")
 
