@@ -1,4 +1,4 @@
-# What Nix offers here: the pins, the dev shells, the make targets with their tools, and Harbor of each recipe.
+# What Nix offers here: pins, dev shells, the make targets with their tools, Harbor of each recipe.
 {
   description = "GRPO of Inkling-Small on terminal tasks";
 
@@ -43,9 +43,11 @@
       lib = pins;
 
       packages = forEachSystem (pkgs: import ./nix/packages.nix { inherit pkgs pins; });
-      # `nix build` finds these like packages; `nix flake check` and `nix flake show` leave them alone,
-      # which would fetch every pinned repository.
-      legacyPackages = forEachSystem (pkgs: import ./nix/upstream.nix { inherit pkgs pins inputs; });
+      # `nix build` finds these like packages; `nix flake check` and `nix flake show` would fetch
+      # every pinned repository for them, and leave this output alone.
+      legacyPackages = forEachSystem (
+        pkgs: import ./nix/upstream.nix { inherit pkgs pins inputs; }
+      );
       devShells = forEachSystem (pkgs: import ./nix/shells.nix { inherit pkgs; });
       apps = forEachSystem (pkgs: import ./nix/apps.nix { inherit pkgs; });
       checks = forEachSystem (pkgs: import ./nix/checks.nix { inherit pkgs pins; });

@@ -1,4 +1,4 @@
-# Each make target as `nix run .#TARGET`, with the tools of the dev shell: the targets are read from the Makefile.
+# Each make target of the Makefile as `nix run .#TARGET`, with the tools of the dev shell.
 { pkgs }:
 let
   environment = import ./environment.nix { inherit pkgs; };

@@ -1,4 +1,4 @@
-# What `nix flake check` builds: both shells, and the texts of nix/packages.nix held against the pins by another reader.
+# What `nix flake check` builds: both shells, and pins.env, which must have the commits that Python reads.
 { pkgs, pins }:
 let
   packages = import ./packages.nix { inherit pkgs pins; };

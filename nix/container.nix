@@ -1,4 +1,4 @@
-# container/Containerfile of one recipe with every argument given: the text of a build that needs no option.
+# container/Containerfile of one recipe with every argument given: its build needs no option.
 { pins }:
 recipe:
 let
@@ -49,9 +49,7 @@ let
     if argument == null then
       line
     else
-      "ARG ${name}='${
-        arguments.${name} or (throw "container/Containerfile: nix/container.nix has no value for ARG ${name}")
-      }'";
+      "ARG ${name}='${arguments.${name} or (throw "nix/container.nix has no value for ARG ${name}")}'";
   lines = builtins.filter builtins.isString (
     builtins.split "\n" (builtins.readFile ../container/Containerfile)
   );

@@ -1,4 +1,4 @@
-# What a make target needs of the machine: the tools of nix/tools.json and the variables that go with them.
+# What a make target needs of the machine: the tools of nix/tools.json, and variables.
 { pkgs }:
 let
   tools = builtins.fromJSON (builtins.readFile ./tools.json);
@@ -15,6 +15,8 @@ in
     # uv's own Pythons look for a loader that NixOS does not have.
     UV_PYTHON_DOWNLOADS = "never";
     # Wheels of the package index expect these of the system; a Python of Nix does not look there.
-    LD_LIBRARY_PATH = pkgs.lib.makeLibraryPath ([ pkgs.stdenv.cc.cc.lib ] ++ map get tools.libraries);
+    LD_LIBRARY_PATH = pkgs.lib.makeLibraryPath (
+      [ pkgs.stdenv.cc.cc.lib ] ++ map get tools.libraries
+    );
   };
 }

@@ -1,4 +1,4 @@
-# The pins as Nix sees them: pins/upstream.json, refused when malformed, and the pinned sources. Uses no flake input.
+# pins/upstream.json, refused when malformed, and the sources that it pins. Uses no flake input.
 let
   file = "pins/upstream.json";
   read = builtins.fromJSON (builtins.readFile ../pins/upstream.json);
@@ -49,7 +49,11 @@ let
       inherit repository reason;
       revision = commit;
     };
-    recipes = if builtins.isAttrs (read.recipes or null) then builtins.mapAttrs (_: recipe) read.recipes else { };
+    recipes =
+      if builtins.isAttrs (read.recipes or null) then
+        builtins.mapAttrs (_: recipe) read.recipes
+      else
+        { };
   };
 
   # [ "KEY: expected ..., found ..." ] of everything in `value` that does not have its form.
@@ -76,9 +80,12 @@ let
 
   found = complaints "" form read;
   pins =
-    if found == [ ] then read else throw "${file}: ${builtins.concatStringsSep "; ${file}: " found}";
+    if found == [ ] then
+      read
+    else
+      throw (builtins.concatStringsSep "\n" (map (complaint: "${file}: ${complaint}") found));
 
-  # Since Nix 2.20 a commit is asked of the server by itself; before, it must be on a ref, so all refs are fetched.
+  # Since Nix 2.20 the server is asked for the commit; before, it is looked for on all refs.
   fetchOptions =
     if builtins.compareVersions builtins.nixVersion "2.20" >= 0 then
       { shallow = true; }
@@ -89,13 +96,15 @@ let
   fetch =
     { url, rev, narHash, ... }:
     builtins.fetchGit (
-      { inherit url rev; } // fetchOptions // (if narHash == null then { } else { inherit narHash; })
+      { inherit url rev; }
+      // fetchOptions
+      // (if narHash == null then { } else { inherit narHash; })
     );
 
+  names = set: builtins.concatStringsSep ", " (builtins.attrNames set);
   get =
-    set: name: what:
-    set.${name}
-      or (throw "${what} has no ${name}; it has ${builtins.concatStringsSep ", " (builtins.attrNames set)}");
+    what: set: name:
+    set.${name} or (throw "${file}: ${what} has no ${name}; it has ${names set}");
 in
 {
   inherit pins;
@@ -104,5 +113,5 @@ in
   # sourceOf "camel" "miles" is that source's tree; it is fetched when it is used.
   sourceOf =
     recipe: source:
-    fetch (get (get pins.recipes recipe "${file}: recipes") source "${file}: recipes.${recipe}");
+    fetch (get "recipes.${recipe}" (get "recipes" pins.recipes recipe) source);
 }

@@ -2,7 +2,7 @@
 { pkgs }:
 let
   environment = import ./environment.nix { inherit pkgs; };
-  # Nix gives a shell a private TMPDIR, into which sandboxes that root starts as another user can't see.
+  # Nix sets a private TMPDIR, which the other user that root runs sandboxes as can't enter.
   shellHook = ''
     export TMPDIR="''${NIX_BUILD_TOP%/*}"
     unset TMP TEMP TEMPDIR

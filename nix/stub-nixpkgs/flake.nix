@@ -1,5 +1,5 @@
-# A stand-in for nixpkgs: its names that our flake uses, served by the tools of this machine. It lets a machine without
-# a network check our flake's structure and run its shells; it says nothing about what nixpkgs builds.
+# A stand-in for nixpkgs: the names that our flake uses, served by the tools of this machine. With it the
+# flake's structure is checked and its shells run without a network; what nixpkgs builds, it can't tell.
 {
   description = "Stand-in for nixpkgs: host tools under the names of nixpkgs";
 
@@ -28,8 +28,8 @@
         system:
         let
           hostPath = "/usr/local/bin:/usr/bin:/bin";
-          # `exit 0`: a core utility closes its output before it ends, and as the builder's last process Nix would
-          # take it for ended and kill it.
+          # `exit 0`: a core utility closes its output before it ends; were it the builder's last
+          # process, Nix would take the builder for ended, and kill it.
           run =
             name: attributes: script:
             derivation (
@@ -52,7 +52,8 @@
               text = prefix + text;
               passAsFile = [ "text" ];
             };
-          folders = folder: packages: builtins.concatStringsSep ":" (map (package: "${package}/${folder}") packages);
+          folders =
+            folder: packages: builtins.concatStringsSep ":" (map (package: "${package}/${folder}") packages);
           makeBinPath = folders "bin";
           makeLibraryPath = folders "lib";
           letters = alphabet: builtins.genList (at: builtins.substring at 1 alphabet) 26;
@@ -90,7 +91,7 @@
             run "nix-shell" (
               removeAttrs attributes [ "packages" ]
               // {
-                # `nix develop` asks for both: it puts this PATH before the caller's, and copies the outputs' names.
+                # `nix develop` puts this PATH before the caller's, and wants outputs to be named.
                 PATH = "${makeBinPath packages}:${hostPath}";
                 outputs = [ "out" ];
               }
