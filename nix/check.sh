@@ -21,7 +21,7 @@ check() { # NAME COMMAND...: one line when it works, all that it said when not
     printf 'ok    %s\n' "$1"
   else
     cat "$scratch/output" >&2
-    printf 'error: the flake check failed\n  expected %s\n  run      %s\n' "$1" "${*:2}" >&2
+    printf 'error: the flake check failed\n  expected %s\n  where    %s\n' "$1" "${*:2}" >&2
     exit 1
   fi
 }

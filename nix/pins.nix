@@ -94,7 +94,12 @@ let
 
   # The commit names the tree; the hash, where known, also lets a binary cache serve it.
   fetch =
-    { url, rev, narHash, ... }:
+    {
+      url,
+      rev,
+      narHash,
+      ...
+    }:
     builtins.fetchGit (
       { inherit url rev; }
       // fetchOptions

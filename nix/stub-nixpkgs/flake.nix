@@ -86,6 +86,14 @@
           writeShellScript =
             name: text: write name "#!/bin/bash\n" text "cp $textPath $out; chmod +x $out";
           runCommand = name: attributes: run name { };
+          linkFarm =
+            name: targets:
+            run name { } (
+              builtins.concatStringsSep "\n" (
+                [ "mkdir $out" ]
+                ++ map (link: "ln -s ${targets.${link}} $out/${link}") (builtins.attrNames targets)
+              )
+            );
           mkShell =
             { packages, ... }@attributes:
             run "nix-shell" (

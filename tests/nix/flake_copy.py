@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +30,16 @@ class FlakeCopy:
         """Runs nix in the copy."""
         script = f'source {PROJECT}/nix/offline.sh "$0" && exec nix "$@"'
         command = ["bash", "-c", script, str(self.store), *arguments]
+        environment = dict(os.environ, XDG_CACHE_HOME=str(self.store / "cache"))
+        # Bounds a Nix that waits for a network; the slowest command takes a second.
         return subprocess.run(
-            command, cwd=self.folder, capture_output=True, text=True, timeout=60, check=False
+            command,
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
 
     def read(self, output: str, *options: str) -> Any:

@@ -53,6 +53,30 @@ def test_a_source_that_no_recipe_has_is_named_with_those_there_are(flake):
     assert "pins/upstream.json: recipes.terminus2 has no camel; it has harbor, miles, sglang" in said
 
 
+def test_sources_are_the_trees_of_their_commits_which_no_branch_needs_to_end_with(
+    flake, tmp_path, monkeypatch
+):
+    repository, url = tmp_path / "upstream", "https://sources.invalid/upstream.git"
+    git = ["git", "-C", str(repository), "-c", "user.name=test", "-c", "user.email=test@sources.invalid"]
+    subprocess.run(["git", "init", "--quiet", "--initial-branch=side", str(repository)], check=True)
+    for content in ("pinned", "newer"):
+        (repository / "file").write_text(content)
+        subprocess.run([*git, "add", "file"], check=True)
+        subprocess.run([*git, "commit", "--quiet", "--message", content], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD~1"], capture_output=True, text=True, check=True)
+    pins = json.loads((flake.folder / "pins" / "upstream.json").read_text())
+    for source in pins["recipes"]["camel"].values():
+        source |= {"url": url, "rev": commit.stdout.strip()}
+    (flake.folder / "pins" / "upstream.json").write_text(json.dumps(pins))
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", f"url.file://{repository}.insteadOf")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", url)
+    sources = flake.build("sources-camel")
+    assert {link.name: (link / "file").read_text() for link in sources.iterdir()} == dict.fromkeys(
+        ("miles", "sglang", "harbor", "camel"), "pinned"
+    )
+
+
 def test_a_lock_that_does_not_have_the_inputs_of_the_flake_is_noticed(flake):
     command = ("flake", "lock", "path:.", "--no-update-lock-file", "--offline")
     assert flake.nix(*command).returncode == 0
