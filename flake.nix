@@ -45,9 +45,7 @@
       packages = forEachSystem (pkgs: import ./nix/packages.nix { inherit pkgs pins; });
       # `nix build` finds these like packages; `nix flake check` and `nix flake show` would fetch
       # every pinned repository for them, and leave this output alone.
-      legacyPackages = forEachSystem (
-        pkgs: import ./nix/upstream.nix { inherit pkgs pins inputs; }
-      );
+      legacyPackages = forEachSystem (pkgs: import ./nix/upstream.nix { inherit pkgs pins inputs; });
       devShells = forEachSystem (pkgs: import ./nix/shells.nix { inherit pkgs; });
       apps = forEachSystem (pkgs: import ./nix/apps.nix { inherit pkgs; });
       checks = forEachSystem (pkgs: import ./nix/checks.nix { inherit pkgs pins; });

@@ -15,8 +15,6 @@ in
     # uv's own Pythons look for a loader that NixOS does not have.
     UV_PYTHON_DOWNLOADS = "never";
     # Wheels of the package index expect these of the system; a Python of Nix does not look there.
-    LD_LIBRARY_PATH = pkgs.lib.makeLibraryPath (
-      [ pkgs.stdenv.cc.cc.lib ] ++ map get tools.libraries
-    );
+    LD_LIBRARY_PATH = pkgs.lib.makeLibraryPath ([ pkgs.stdenv.cc.cc.lib ] ++ map get tools.libraries);
   };
 }

@@ -50,10 +50,7 @@ let
       revision = commit;
     };
     recipes =
-      if builtins.isAttrs (read.recipes or null) then
-        builtins.mapAttrs (_: recipe) read.recipes
-      else
-        { };
+      if builtins.isAttrs (read.recipes or null) then builtins.mapAttrs (_: recipe) read.recipes else { };
   };
 
   # [ "KEY: expected ..., found ..." ] of everything in `value` that does not have its form.
@@ -101,9 +98,7 @@ let
       ...
     }:
     builtins.fetchGit (
-      { inherit url rev; }
-      // fetchOptions
-      // (if narHash == null then { } else { inherit narHash; })
+      { inherit url rev; } // fetchOptions // (if narHash == null then { } else { inherit narHash; })
     );
 
   names = set: builtins.concatStringsSep ", " (builtins.attrNames set);
@@ -117,6 +112,5 @@ in
 
   # sourceOf "camel" "miles" is that source's tree; it is fetched when it is used.
   sourceOf =
-    recipe: source:
-    fetch (get "recipes.${recipe}" (get "recipes" pins.recipes recipe) source);
+    recipe: source: fetch (get "recipes.${recipe}" (get "recipes" pins.recipes recipe) source);
 }

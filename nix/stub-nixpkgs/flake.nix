@@ -83,15 +83,13 @@
           stdenv.cc.cc.lib = host "gcc-lib" [ ];
           lib = { inherit makeBinPath makeLibraryPath toUpper; };
           writeText = name: text: write name "" text "cp $textPath $out";
-          writeShellScript =
-            name: text: write name "#!/bin/bash\n" text "cp $textPath $out; chmod +x $out";
+          writeShellScript = name: text: write name "#!/bin/bash\n" text "cp $textPath $out; chmod +x $out";
           runCommand = name: attributes: run name { };
           linkFarm =
             name: targets:
             run name { } (
               builtins.concatStringsSep "\n" (
-                [ "mkdir $out" ]
-                ++ map (link: "ln -s ${targets.${link}} $out/${link}") (builtins.attrNames targets)
+                [ "mkdir $out" ] ++ map (link: "ln -s ${targets.${link}} $out/${link}") (builtins.attrNames targets)
               )
             );
           mkShell =
