@@ -9,7 +9,7 @@ DEV := $(LOCAL) --group dev --
 export MAKE_VARIABLES = $(MAKEOVERRIDES)
 
 .DEFAULT_GOAL := help
-.PHONY: help smoke learn settings pins-check pins-bump test lint format types bench
+.PHONY: help smoke learn settings pins-check pins-bump flake-check test lint format types bench
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,11 +32,14 @@ pins-bump:  ## pin another commit: RECIPE=camel SOURCE=miles REV=<40 hex digits>
 # Words of these two targets that are no settings.
 pins-check pins-bump: export MAKE_VARIABLES = $(filter-out $(addsuffix =%,ONLINE RECIPE SOURCE REV NAR_HASH),$(MAKEOVERRIDES))
 
+flake-check:  ## check the Nix flake without a network (needs nix: apt-get install nix-bin)
+	@nix/check.sh
+
 test:  ## run the test suite
 	@$(DEV) pytest
 
 lint:  ## check style and shell scripts
-	@$(DEV) sh -c 'ruff check && ruff format --check && shellcheck .ci/run'
+	@$(DEV) sh -c 'ruff check && ruff format --check && shellcheck -x .ci/run nix/*.sh container/checkout.sh'
 
 format:  ## format the code and mend what can be mended
 	@$(DEV) sh -c 'ruff check --fix; ruff format'

@@ -41,7 +41,13 @@ def bump_source(
 
 def bump_flake_input(root: Path, name: str) -> Iterator[str]:
     """Seals what flake.lock says of the input `name` now. Raises BadInputError."""
-    _named(load_pins(root).flake_inputs, name, "SOURCE without RECIPE and REV")
+    known = load_pins(root).flake_inputs
+    if name not in known:
+        raise BadInputError(
+            "without RECIPE and REV only an input of flake.nix can be sealed",
+            expected=f"RECIPE, SOURCE and REV; or SOURCE alone, one of {', '.join(known)}",
+            found=f"SOURCE={name}",
+        )
     path = root / "flake.lock"
     try:
         lock = json.loads(path.read_text())

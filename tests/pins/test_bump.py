@@ -99,3 +99,8 @@ def test_the_command_changes_the_pin_of_its_own_project(tree):
     )
     assert done.returncode == 0, done.stderr
     assert load_pins(tree).recipes["camel"].sources["miles"].rev == NEW
+
+
+def test_without_recipe_and_commit_only_an_input_of_the_flake_is_taken(tree):
+    with pytest.raises(BadInputError, match="RECIPE, SOURCE and REV; or SOURCE alone, one of nixpkgs"):
+        list(bump.bump_flake_input(tree, "miles"))

@@ -36,9 +36,9 @@ def test_help_is_the_default_and_lists_every_target(make):
     assert make("help") == make()
 
 
-def test_every_target_is_one_call_of_the_bootstrap(make):
+def test_every_target_is_one_call_of_the_bootstrap_unless_it_needs_none_of_our_packages(make):
     for target in re.findall(r"^make ([a-z-]+)", make(), re.MULTILINE):
-        if target != "help":
+        if target not in ("help", "flake-check"):
             assert make(target).count("\n") == 1, target
 
 
