@@ -9,12 +9,13 @@ from recipe.settings import child_environment
 
 # A commit of SGLang without its trees is a few kB; a slow server may still need a while to look for it.
 SECONDS = 120
+TIMED_OUT = 124  # as timeout(1) has it
 # Set while git runs a hook: they would point each call at the hook's repository.
 HOOK_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 
 
 def git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs git in `folder`, without asking for a password. A call of more than SECONDS has exit code 124."""
+    """Runs git in `folder`, without asking for a password. A call of more than SECONDS exits with TIMED_OUT."""
     env = child_environment(GIT_TERMINAL_PROMPT="0", LC_ALL="C")
     command = ["git", "-C", str(folder), *arguments]
     try:
@@ -28,7 +29,7 @@ def git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
             env={name: value for name, value in env.items() if name not in HOOK_VARIABLES},
         )
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 124, "", f"git did not answer in {SECONDS} s")
+        return subprocess.CompletedProcess(command, TIMED_OUT, "", f"git did not answer in {SECONDS} s")
     except FileNotFoundError:
         return subprocess.CompletedProcess(command, 127, "", "git is not installed")
 

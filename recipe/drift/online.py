@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from recipe.drift.git import git, last_line
+from recipe.drift.git import TIMED_OUT, git, last_line
 from recipe.drift.lines import Line, compare, drift, skip
 from recipe.pins import UPSTREAM, Pins, Source, Step, line_of
 from recipe.settings import child_environment
@@ -35,6 +35,10 @@ MANIFESTS = (
 REGISTRY_HOSTS = {"docker.io": "registry-1.docker.io"}
 # Answers of a host that is there but does not serve us now: too many requests, or it is broken.
 BUSY = {429, 500, 502, 503, 504}
+# The same as git words it, and a connection that ended.
+BUSY_GIT = re.compile(
+    r"returned error: (429|5\d\d)|RPC failed|early EOF|timed out|Could not resolve|Connection re"
+)
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ def check(root: Path, pins: Pins, *, require: bool, endpoints: Endpoints | None 
 def _tried(name: str, ask: Callable[[str], Line], *, require: bool) -> Line:
     try:
         return ask(name)
-    except UnreachableError as error:
+    except (UnreachableError, httpx.InvalidURL) as error:
         return Line("FAIL", name, {"reason": str(error)}) if require else skip(name, error)
 
 
@@ -128,8 +132,8 @@ def _commit(name: str, network: Network, bare: Path, source: Source, where: str)
     """Fetches the commit alone; `git ls-remote` would list tips only."""
     network.reach(source.url)
     done = git(bare, "fetch", "--quiet", "--depth", "1", "--filter=tree:0", source.url, source.rev)
-    if done.returncode == 124:
-        raise UnreachableError(done.stderr)
+    if done.returncode == TIMED_OUT or BUSY_GIT.search(done.stderr):
+        raise UnreachableError(last_line(done.stderr))
     found = (
         git(bare, "rev-parse", "FETCH_HEAD").stdout.strip()
         if done.returncode == 0

@@ -143,6 +143,13 @@ def test_a_busy_service_proves_no_drift(no_flake, serve, status):
     assert all(f"answers HTTP {status}" in line.facts["reason"] for line in told)
 
 
+def test_a_busy_git_server_proves_no_drift(no_flake, serve):
+    pins = pinned_at(load_pins(no_flake), serve(lambda request: reply(request, 503)) + "/x.git", "0" * 40)
+    told = lines(no_flake, pins, nowhere(), require=False)
+    assert {line.status for line in told} == {"skip"}
+    assert "503" in told[0].facts["reason"]
+
+
 def test_an_unreachable_host_is_a_skip_under_auto_and_a_failure_under_require(no_flake):
     hosts = nowhere()
     pins = pinned_at(load_pins(no_flake), f"{hosts.registry}/x.git", "0" * 40)
