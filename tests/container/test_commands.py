@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from recipe.errors import BadInputError
 from recipe.pins import PROJECT_ROOT, load_pins
 
 PINS = load_pins()
+README = (PROJECT_ROOT / "README.md").read_text()
 HEAD = ["--head-ip", "10.0.0.1"]
 COMMANDS = {
     "build": ["build", "--recipe", "terminus2"],
@@ -114,3 +116,12 @@ def test_bad_input_is_refused(words):
 
 def test_a_recipe_that_is_none_is_refused():
     assert CliRunner().invoke(app, ["build", "--recipe", "other"]).exit_code == 2
+
+
+def test_every_command_of_the_readme_prints_something():
+    lines = re.findall(r"^    recipe container (.*?)(?: +#.*)?$", README, re.MULTILINE)
+    assert {line.split()[0] for line in lines} == {words[0] for words in COMMANDS.values()}
+    for line in lines:
+        assert printed(*shlex.split(line))
+    assert node.PROJECT_DIR in README
+    assert node.container_name("camel") in README
