@@ -38,13 +38,13 @@ def script(pins: Pins, recipe: str, job: SlurmJob) -> str:
     wait = ["python3", f"{image.SCRIPTS}/wait_for_gpus.py", str(gpus), str(WAIT_SECONDS)]
     values = {
         "directives": "\n".join(f"#SBATCH {option}" for option in directives(recipe, job)),
-        "import_image": _shell(import_image),
+        "import_image": shlex.join(import_image),
         "container": "\n".join(f"  {shlex.quote(option)}" for option in container_options(job)),
-        "check": _shell(image.check_command(pins, recipe)),
+        "check": shlex.join(image.check_command(pins, recipe)),
         "ray_head": _shell(node.ray_head_command("@HEAD_IP@")),
         "ray_worker": _shell(node.ray_worker_command("@HEAD_IP@", "@NODE_IP@")),
-        "wait": _shell(wait),
-        "command": _shell(_words(job.command)),
+        "wait": shlex.join(wait),
+        "command": shlex.join(_words(job.command)),
         "num_nodes": str(job.num_nodes),
         "num_workers": str(job.num_nodes - 1),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import warnings
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,15 @@ class Repository:
         self.git("add", ".")
         self.git("commit", "--quiet", "--message", text)
         return self.git("rev-parse", "HEAD")
+
+
+@pytest.fixture(scope="session")
+def ray_start():
+    """The command line of `ray start`. To import it is slow, and Ray's own deprecations are none of ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from ray.scripts.scripts import start
+    return start
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-from ray.scripts.scripts import start as ray_start
 
 from recipe.container import image, kuberay, node
 from recipe.errors import BadInputError
@@ -89,7 +88,7 @@ def test_the_workers_are_all_nodes_but_the_head_and_their_number_is_fixed():
     assert workers["replicas"] == workers["minReplicas"] == workers["maxReplicas"] == 6
 
 
-def test_ray_itself_takes_the_start_parameters():
+def test_ray_itself_takes_the_start_parameters(ray_start):
     for group in groups(manifest()):
         # As the operator writes them: a flag for true, --name=value else.
         words = [

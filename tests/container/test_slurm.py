@@ -82,6 +82,14 @@ def test_no_placeholder_is_left_and_the_pins_are_checked_on_every_node():
     assert "wait_for_gpus.py 48 " in slurm.script(PINS, "camel", replace(JOB, num_nodes=6))
 
 
+def test_the_command_reaches_the_shell_word_by_word():
+    command = "make 'a b' '$HOME' @HEAD_IP@ @check@ ';' true"
+    lines = slurm.script(PINS, "camel", replace(JOB, command=command)).splitlines()
+    (line,) = [line for line in lines if line.startswith("  make ")]
+    assert shlex.split(line) == shlex.split(command)
+    assert "'$HOME' @HEAD_IP@ @check@ ';'" in line
+
+
 @pytest.mark.parametrize(
     "change",
     [
