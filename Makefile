@@ -1,17 +1,18 @@
 # The front door: each target is one call, and sets up what it needs first.
 # Settings are passed on as they are: make smoke NUM_ROLLOUT=2 DETERMINISTIC=1
 
-LOCAL := python3 tools/bootstrap.py --extra local
+BASE := python3 tools/bootstrap.py
+LOCAL := $(BASE) --extra local
 DEV := $(LOCAL) --group dev --
 
 # recipe/settings.py tells by it what was written on this command line, and refuses what is no setting.
 export MAKE_VARIABLES = $(MAKEOVERRIDES)
 
 .DEFAULT_GOAL := help
-.PHONY: help smoke learn settings test lint format types bench
+.PHONY: help smoke learn settings pins-check pins-bump flake-check test lint format types bench
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 smoke:  ## run the whole job at its smallest: three rollouts of a tiny Inkling, about two minutes
 	@$(LOCAL) -- recipe smoke
@@ -22,11 +23,23 @@ learn:  ## run ten rollouts, in which the mean reward rises; about six minutes
 settings:  ## list every setting with its type, default and meaning
 	@$(LOCAL) -- recipe settings
 
+pins-check:  ## compare the pins with this repository, checkouts and the network; ONLINE=off, auto or require
+	@$(BASE) -- recipe pins-check $(if $(ONLINE),--online '$(ONLINE)')
+
+pins-bump:  ## pin another commit: RECIPE=camel SOURCE=miles REV=<40 hex digits>
+	@$(BASE) -- recipe pins-bump --recipe '$(RECIPE)' --source '$(SOURCE)' --rev '$(REV)' --nar-hash '$(NAR_HASH)'
+
+# Words of these two targets that are no settings.
+pins-check pins-bump: export MAKE_VARIABLES = $(filter-out $(addsuffix =%,ONLINE RECIPE SOURCE REV NAR_HASH),$(MAKEOVERRIDES))
+
+flake-check:  ## check the Nix flake without a network (needs nix: apt-get install nix-bin)
+	@nix/check.sh
+
 test:  ## run the test suite
 	@$(DEV) pytest
 
 lint:  ## check style and shell scripts
-	@$(DEV) sh -c 'ruff check && ruff format --check && shellcheck .ci/run'
+	@$(DEV) sh -c 'ruff check && ruff format --check && shellcheck -x .ci/run nix/*.sh container/checkout.sh'
 
 format:  ## format the code and mend what can be mended
 	@$(DEV) sh -c 'ruff check --fix; ruff format'

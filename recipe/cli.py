@@ -5,15 +5,17 @@ from __future__ import annotations
 import errno
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
+from recipe.container.commands import app as container
 from recipe.errors import RecipeError
 from recipe.run.interrupts import Interrupts
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(container, name="container")
 
 Assignments = Annotated[
     list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings; see `recipe settings`.")
@@ -54,6 +56,51 @@ def settings(
             path.write_text(text)
     else:
         Console().print(settings_tables.overview())
+
+
+@app.command("pins-check")
+def pins_check(
+    assignments: Assignments = None,
+    *,
+    online: Annotated[
+        Literal["off", "auto", "require"],
+        typer.Option(help="Ask the network: not at all, skip what is unreachable, or fail on it."),
+    ] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    write: Annotated[bool, typer.Option(help="First write anew what is rendered from pins.")] = False,
+) -> None:
+    """Compare the pins with this repository, with checkouts and with the network."""
+    from recipe.drift import check, rendered
+    from recipe.pins import PROJECT_ROOT, load_pins
+    from recipe.settings import load_checkouts
+
+    chosen, pins = load_checkouts(assignments or ()), load_pins()
+    if write:
+        rendered.write(PROJECT_ROOT, pins)
+    sys.exit(check.report(PROJECT_ROOT, pins, chosen, network=online, as_json=as_json))
+
+
+@app.command("pins-bump")
+def pins_bump(
+    assignments: Assignments = None,
+    *,
+    source: Annotated[str, typer.Option(help="miles, sglang, harbor, camel, or an input of flake.nix.")],
+    recipe: Annotated[str, typer.Option(help="camel or terminus2.")] = "",
+    rev: Annotated[str, typer.Option(help="The commit, 40 hex digits.")] = "",
+    nar_hash: Annotated[str, typer.Option(help="Its hash as Nix computes it, where known.")] = "",
+) -> None:
+    """Change a pin and what is rendered from it; without a recipe, seal an input of flake.lock as it is now."""
+    from recipe.drift import bump
+    from recipe.pins import PROJECT_ROOT
+    from recipe.settings import load_checkouts
+
+    if recipe or rev:
+        chosen = load_checkouts(assignments or ())
+        told = bump.bump_source(PROJECT_ROOT, recipe, source, rev, nar_hash or None, chosen)
+    else:
+        told = bump.bump_flake_input(PROJECT_ROOT, source)
+    for line in told:
+        print(line)
 
 
 def main() -> None:

@@ -42,11 +42,34 @@ def setting(
     return Field(default, description=meaning, json_schema_extra=extra, **bounds)
 
 
-class Settings(BaseModel):
-    """The resolved settings of one run. Build it with `load`; `Settings(**public)` reads a dump back."""
+class Checkouts(BaseModel):
+    """Which agent's recipe, and where its sources lie: all that the comparison with the pins needs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    agent: Literal["camel", "terminus-2"] = setting("camel", meaning="which agent solves the tasks")
+    miles_dir: AbsolutePath = setting(Path("/root/miles"), meaning="checkout of Miles, as in the image")
+    sglang_dir: AbsolutePath = setting(
+        Path("/sgl-workspace/sglang"), meaning="checkout of SGLang, as in the image"
+    )
+    megatron_path: AbsolutePath = setting(
+        Path("/root/Megatron-LM"), meaning="Megatron-LM, which the image's digest pins"
+    )
+    harbor_dir: AbsolutePath | None = setting(None, meaning="checkout of Harbor")
+
+    def source(self, name: str) -> str:
+        """Where the value of the setting `name` (lower case) came from."""
+        return self._sources.get(name, "default")
+
+    @property
+    def recipe(self) -> str:
+        """The recipe's name in pins/."""
+        return self.agent.replace("-", "")
+
+
+class Settings(Checkouts):
+    """The resolved settings of one run. Build it with `load`; `Settings(**public)` reads a dump back."""
 
     engine: Literal["local"] = setting(
         meaning="what samples and trains: `local` is a tiny Inkling on this machine"
@@ -171,10 +194,6 @@ class Settings(BaseModel):
         secret = {name for name in type(self).model_fields if isinstance(getattr(self, name), SecretStr)}
         return self.model_dump(mode="json", exclude=secret)
 
-    def source(self, name: str) -> str:
-        """Where the value of the setting `name` (lower case) came from."""
-        return self._sources.get(name, "default")
-
     @property
     def builds_prompt_data(self) -> bool:
         """Whether PROMPT_DATA was not given: then the launcher writes it."""
@@ -183,6 +202,16 @@ class Settings(BaseModel):
 
 def load(preset: str | None = None, arguments: Iterable[str] = ()) -> Settings:
     """Resolves the settings of a command. Raises BadInputError for an unknown name or a bad value."""
+    return resolve(_raw(preset, arguments))
+
+
+def load_checkouts(arguments: Iterable[str] = ()) -> Checkouts:
+    """The checkouts alone: nothing that a run requires has to be set. Raises BadInputError."""
+    raw = _raw(None, arguments)
+    return _validated(Checkouts, {name: raw[name] for name in Checkouts.model_fields if name in raw})
+
+
+def _raw(preset: str | None, arguments: Iterable[str]) -> dict[str, Raw]:
     written = _arguments(arguments)
     given = _environment()
     env_file = written.get("env_file") or given.get("env_file") or (".env", "default")
@@ -197,13 +226,17 @@ def load(preset: str | None = None, arguments: Iterable[str] = ()) -> Settings:
         given,
         written,
     ]
-    return resolve({name: raw for layer in layers for name, raw in layer.items()})
+    return {name: raw for layer in layers for name, raw in layer.items()}
 
 
 def resolve(raw: Mapping[str, Raw]) -> Settings:
     """Validates values as written. Raises BadInputError: the setting, what it takes, where it was set."""
+    return _validated(Settings, raw)
+
+
+def _validated[S: Checkouts](kind: type[S], raw: Mapping[str, Raw]) -> S:
     try:
-        settings = Settings.model_validate({name: value for name, (value, _) in raw.items()})
+        settings = kind.model_validate({name: value for name, (value, _) in raw.items()})
     except ValidationError as error:
         raise _bad_value(error, raw) from None
     settings._sources = {name: source for name, (_, source) in raw.items()}

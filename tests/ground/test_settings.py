@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from recipe import settings_tables
 from recipe.errors import BadInputError
 from recipe.presets import PRESETS
-from recipe.settings import Settings, child_environment, load
+from recipe.settings import Settings, child_environment, load, load_checkouts
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +45,17 @@ def test_precedence_is_argument_environment_preset_env_file_default(empty_folder
 def test_what_is_derived_follows_what_it_derives_from():
     settings = load("smoke", ["N_SAMPLES_PER_PROMPT=4", "HARBOR_AGENT_CALL_TIMEOUT_SEC=7"])
     assert (settings.global_batch_size, settings.rollout_timeout_sec) == (16, 14)
+
+
+def test_the_checkouts_need_nothing_that_a_run_requires(empty_folder, monkeypatch):
+    (empty_folder / ".env").write_text("NUM_ROLLOUT=x\nMILES_DIR=/m\nHARBOR_DIR=h\n")
+    monkeypatch.setenv("SGLANG_DIR", "/s")
+    chosen = load_checkouts(["AGENT=terminus-2"])
+    assert (str(chosen.miles_dir), str(chosen.sglang_dir), chosen.recipe) == ("/m", "/s", "terminus2")
+    assert chosen.harbor_dir == empty_folder / "h"
+    assert chosen.source("miles_dir") == ".env line 2"
+    with pytest.raises(BadInputError, match="expected MILES_DIR"):
+        load_checkouts(["MILE_DIR=/m"])
 
 
 @pytest.mark.parametrize("word", ["NUM_ROLOUT=2", "num_rollout=2"])

@@ -1,0 +1,119 @@
+"""One node's part, as argument lists: it starts the container and joins Ray."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipe.errors import BadInputError
+
+GPUS_PER_NODE = 8
+# A pipeline stage is a whole node; with fewer stages a GPU's share of the 276B parameters does not fit,
+# and the 42 layers are laid out for six to eight.
+NODES = range(6, 9)
+RAY_PORT = 6379
+DASHBOARD_HOST = "0.0.0.0"  # noqa: S104 - the recipe's own: reached from a workstation
+DASHBOARD_PORT = 8265
+# NCCL and SGLang keep their buffers between processes there.
+SHARED_MEMORY_GIB = 64
+# glibc gives each thread a heap of its own; the head node's many session servers would eat its memory.
+RAY_ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
+PROJECT_DIR = "/workspace/inkling-grpo"
+# Shared storage, and where the container has each of its folders.
+FOLDERS = {"models": "/root/models", "data": "/data", "inkling-grpo": PROJECT_DIR}
+
+
+@dataclass(frozen=True)
+class Storage:
+    """The shared folders as a node sees them, in the order of FOLDERS: every node has the same paths."""
+
+    model_root: Path
+    data_dir: Path
+    project: Path
+
+    def mounts(self) -> list[tuple[str, str]]:
+        """(outside, inside) of each. Raises BadInputError for a path that can't be written as a mount."""
+        outsides = [str(path) for path in (self.model_root, self.data_dir, self.project)]
+        for outside in outsides:
+            if not outside.startswith("/") or any(letter in outside for letter in ":,\n"):
+                raise BadInputError(
+                    "a folder can't be mounted",
+                    expected="an absolute path without colon, comma and line break",
+                    found=repr(outside),
+                )
+        return list(zip(outsides, FOLDERS.values(), strict=True))
+
+
+def container_name(recipe: str) -> str:
+    """The container's name on its node."""
+    return f"inkling-grpo-{recipe}"
+
+
+def start_command(
+    image: str, recipe: str, storage: Storage, *, infiniband: bool = False, docker_socket: bool = False
+) -> list[str]:
+    """Starts the container, which then waits for what is run in it.
+
+    Host network and IPC: NCCL and Ray talk to other nodes, and to each other, as if there were no container.
+    With the host's IPC, the host's own /dev/shm counts and --shm-size is for engines that keep them apart. The
+    limits are those that NVIDIA asks for its PyTorch images: locked memory for RDMA, and a stack of 64 MiB.
+    """
+    command = ["docker", "run", "--detach", "--name", container_name(recipe)]
+    command += ["--gpus", "all", "--network", "host", "--ipc", "host"]
+    command += ["--shm-size", f"{SHARED_MEMORY_GIB}g"]
+    command += ["--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
+    if infiniband:
+        command += ["--device", "/dev/infiniband", "--cap-add", "IPC_LOCK"]
+    mounts = storage.mounts()
+    if docker_socket:
+        mounts.append(("/var/run/docker.sock", "/var/run/docker.sock"))
+    for outside, inside in mounts:
+        command += ["--volume", f"{outside}:{inside}"]
+    return [*command, image, "sleep", "infinity"]
+
+
+def ray_head_command(
+    head_ip: str, *, dashboard_host: str = DASHBOARD_HOST, dashboard_port: int = DASHBOARD_PORT
+) -> list[str]:
+    """Starts Ray's head on this node, inside the container. The Jobs API is on the dashboard's port."""
+    command = _ray_start("--head", "--node-ip-address", head_ip, "--port", str(RAY_PORT))
+    command += ["--dashboard-host", dashboard_host, "--dashboard-port", str(dashboard_port)]
+    return [*command, *_ray_node()]
+
+
+def ray_worker_command(head_ip: str, node_ip: str) -> list[str]:
+    """Joins the head's Ray, inside the container."""
+    command = _ray_start("--address", f"{head_ip}:{RAY_PORT}", "--node-ip-address", node_ip)
+    return [*command, *_ray_node()]
+
+
+def in_container(recipe: str, command: list[str]) -> list[str]:
+    """The same command for a shell outside the container."""
+    return ["docker", "exec", container_name(recipe), *command]
+
+
+def check_ip(name: str, value: str) -> str:
+    """`value`, which is an IPv4 address. Raises BadInputError: a host name can mean another address elsewhere."""
+    try:
+        return str(ipaddress.IPv4Address(value))
+    except ValueError:
+        raise BadInputError(f"{name} is no address", expected="an IPv4 address", found=repr(value)) from None
+
+
+def check_num_nodes(value: int) -> int:
+    """`value`, for which the recipe has a layout. Raises BadInputError."""
+    if value not in NODES:
+        raise BadInputError(
+            "NUM_NODES has a bad value", expected=f"{NODES[0]} to {NODES[-1]} nodes", found=value
+        )
+    return value
+
+
+def _ray_start(*options: str) -> list[str]:
+    variables = [f"{name}={value}" for name, value in RAY_ENVIRONMENT.items()]
+    return ["env", *variables, "ray", "start", *options]
+
+
+def _ray_node() -> list[str]:
+    return ["--num-gpus", str(GPUS_PER_NODE), "--disable-usage-stats"]

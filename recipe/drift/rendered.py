@@ -1,0 +1,95 @@
+"""The files that are written from pins and settings: one list; a file that differs from its source is a drift."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from recipe import settings_tables
+from recipe.drift.lines import Line, drift, ok
+from recipe.pins import NEEDED, Pins, Source
+
+START, END = "<!-- written by recipe pins-check --write -->", "<!-- end -->"
+WRITE = "recipe pins-check --write"
+
+
+def versions(pins: Pins, readme: str) -> str:
+    """README.md with its table of versions: all that is pinned, each with a link to it."""
+    lines = ["", "| what | CAMEL's recipe | Terminus-2's recipe |", "|---|---|---|"]
+    image = f"`{pins.image.reference}`"
+    model = _link(
+        f"{pins.model.repository} {pins.model.revision[:12]}",
+        f"https://huggingface.co/{pins.model.repository}/tree/{pins.model.revision}",
+    )
+    for name in dict.fromkeys(name for names in NEEDED.values() for name in names):
+        cells = [_source(recipe.sources.get(name)) for recipe in (pins.recipes[key] for key in NEEDED)]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines += [f"| model | {model} | the same |", f"| image | {image} | the same |", ""]
+    before, _, rest = readme.partition(START)
+    return "".join(
+        [before, START, "\n".join(["", *lines, ""]).rstrip("\n"), "\n\n", END, rest.partition(END)[2]]
+    )
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A file below the project's root, and what its text must be, given the pins and its present text."""
+
+    path: str
+    render: Callable[[Pins, str], str]
+
+
+# Whoever adds a file that is written from the pins adds it here.
+RENDERED = (
+    Rendered("docs/settings.md", lambda _pins, _text: settings_tables.markdown()),
+    Rendered(".env.example", lambda _pins, _text: settings_tables.env_example()),
+    Rendered("README.md", versions),
+)
+
+
+def check(root: Path, pins: Pins) -> Iterator[Line]:
+    """A line for each rendered file; a drift names the first line that differs."""
+    for file in RENDERED:
+        found = _read(root / file.path)
+        expected = file.render(pins, found)
+        name = f"{file.path} is as its source writes it"
+        yield ok(name) if found == expected else _first_difference(file.path, name, expected, found)
+
+
+def write(root: Path, pins: Pins) -> list[str]:
+    """Writes the files that differ from their source; their paths."""
+    written = []
+    for file in RENDERED:
+        found = _read(root / file.path)
+        expected = file.render(pins, found)
+        if found != expected:
+            (root / file.path).parent.mkdir(parents=True, exist_ok=True)
+            (root / file.path).write_text(expected)
+            written.append(file.path)
+    return written
+
+
+def _first_difference(path: str, name: str, expected: str, found: str) -> Line:
+    pairs = zip_longest(expected.splitlines(), found.splitlines(), fillvalue="(end of the file)")
+    number, (wanted, there) = next(
+        ((n, pair) for n, pair in enumerate(pairs, 1) if pair[0] != pair[1]), (1, ("", ""))
+    )
+    return drift(name, expected=wanted, found=there, where=f"{path}:{number}", run=WRITE)
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.is_file() else ""
+
+
+def _source(source: Source | None) -> str:
+    if source is None:
+        return "-"
+    page = source.url.removesuffix(".git")
+    owner_and_name = page.removeprefix("https://").partition("/")[2]
+    return _link(f"{owner_and_name} {source.rev[:12]}", f"{page}/commit/{source.rev}")
+
+
+def _link(text: str, url: str) -> str:
+    return f"[{text}]({url})"

@@ -1,0 +1,227 @@
+"""The offline ring: it is clean as the project stands, and each drift is told with all its facts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from drifting import change, git, only_drift, other_digit
+
+from recipe.drift import flake, offline, rendered
+from recipe.pins import PROJECT_ROOT, load_pins
+
+
+@pytest.fixture
+def uv(tree):
+    """The uv of this machine, where the copy of the project looks for it."""
+    found = offline.find_uv(PROJECT_ROOT, load_pins(tree).tools["uv"].version)
+    if found is None:
+        pytest.skip("no uv on PATH or in .tools")
+    folder = tree / ".tools" / f"uv-{load_pins(tree).tools['uv'].version}" / "bin"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "uv").symlink_to(found)
+    return folder / "uv"
+
+
+def run(tree, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "recipe", "pins-check", "--online", "off", *arguments],
+        cwd=tree,
+        env=dict(os.environ, PYTHONPATH=str(tree), PYTHONDONTWRITEBYTECODE="1"),
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_fresh_copy_is_clean(tree, uv):
+    done = run(tree, "--json")
+    assert done.returncode == 0, done.stdout
+    told = json.loads(done.stdout)
+    offline_lines = [line for line in told["lines"] if line["ring"] == "offline"]
+    assert [line for line in offline_lines if line["status"] != "ok"] == []
+    assert told["counts"]["ok"] == len(offline_lines) > 15
+    assert all(line["reason"] for line in told["lines"] if line["status"] == "skip")
+
+
+def test_a_drift_is_exit_code_1_and_malformed_pins_are_2(tree):
+    change(tree / "docs" / "settings.md", "| SEED |", "| SEEDS |")
+    drifted = run(tree)
+    assert drifted.returncode == 1
+    assert "DRIFT  docs/settings.md" in drifted.stdout
+    assert "1 drifted" in drifted.stdout
+    line = change(tree / "pins" / "upstream.json", '"digest":', '"digset": "", "digest":')
+    malformed = run(tree)
+    assert (malformed.returncode, malformed.stdout) == (2, "")
+    assert "upstream.json: image.digset is unknown" in malformed.stderr
+    assert f"where    {tree}/pins/upstream.json:{line}" in malformed.stderr
+    assert all(
+        part in malformed.stderr
+        for part in ("expected a key of the schema", "found    digset", "run      git")
+    )
+
+
+def test_a_changed_digit_in_the_containerfile_is_named(tree):
+    pins = load_pins(tree)
+    path = tree / "container" / "Containerfile"
+    path.parent.mkdir(exist_ok=True)
+    wrong = other_digit(pins.image.digest)
+    path.write_text(
+        f"# from the pins\nARG BASE={pins.image.reference.replace(pins.image.digest, wrong)}\nFROM $BASE\n"
+    )
+    git(tree, "add", "--all")
+    facts = only_drift(offline.literals(tree, pins))
+    assert facts["expected"] == pins.image.digest.removeprefix("sha256:")
+    assert facts["found"] == wrong.removeprefix("sha256:")
+    assert facts["where"] == "container/Containerfile:2"
+    assert "git checkout container/Containerfile" in facts["run"]
+
+
+def test_a_changed_digit_in_readme_is_named_by_the_table_and_by_the_literals(tree):
+    pins = load_pins(tree)
+    rev = pins.recipes["terminus2"].sources["sglang"].rev
+    line = change(tree / "README.md", f"commit/{rev}", f"commit/{other_digit(rev)}")
+    facts = only_drift(rendered.check(tree, pins))
+    assert rev in facts["expected"]
+    assert other_digit(rev) in facts["found"]
+    assert (facts["where"], facts["run"]) == (f"README.md:{line}", "recipe pins-check --write")
+    literal = only_drift(offline.literals(tree, pins))
+    assert (literal["expected"], literal["found"]) == (rev, other_digit(rev))
+    assert literal["where"] == f"README.md:{line}"
+
+
+def test_what_a_drift_of_a_rendered_file_says_to_run_mends_it(tree):
+    change(tree / "README.md", "| image |", "| imago |")
+    change(tree / ".env.example", "#SEED=42", "#SEED=43")
+    assert sum(line.bad for line in rendered.check(tree, load_pins(tree))) == 2
+    assert run(tree, "--write").returncode == 0
+    assert "| imago |" not in (tree / "README.md").read_text()
+
+
+def test_a_commit_that_is_no_pin_is_refused_in_a_tracked_text_only(tree):
+    pins = load_pins(tree)
+    stray = "0123456789" * 4
+    (tree / "docs" / "untracked.md").write_text(stray)
+    (tree / "tests" / "pins" / "test_pins.py").write_text(stray)
+    (tree / "docs" / "picture.bin").write_bytes(b"\xff" + stray.encode())
+    git(tree, "add", "docs/picture.bin")
+    assert [line.status for line in offline.literals(tree, pins)] == ["ok"]
+    git(tree, "add", "docs/untracked.md")
+    facts = only_drift(offline.literals(tree, pins))
+    assert (facts["expected"], facts["found"]) == ("a value of pins/", stray)
+    assert facts["where"] == "docs/untracked.md:1"
+
+
+def test_literals_are_skipped_where_git_has_no_files_to_list(tree):
+    (tree / ".git").rename(tree.parent / "away")
+    (line,) = offline.literals(tree, load_pins(tree))
+    assert line.status == "skip"
+    assert "not a git repository" in line.facts["reason"]
+
+
+def test_a_stale_uv_lock_is_told_without_a_network(tree, uv):
+    pins = load_pins(tree)
+    assert offline.uv_lock(tree, pins).status == "ok"
+    change(tree / "pyproject.toml", '"httpx>=0.28"', '"httpx>=0.29"')
+    facts = only_drift(iter([offline.uv_lock(tree, pins)]))
+    assert facts["expected"] == "a lock of these dependencies"
+    assert facts["found"].startswith("error:")
+    assert facts["where"] == "uv.lock:1"
+    assert "uv lock" in facts["run"]
+
+
+def test_without_uv_its_lock_is_skipped_with_the_reason(tree, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    line = offline.uv_lock(tree, load_pins(tree))
+    assert line.status == "skip"
+    assert "neither on PATH nor in .tools" in line.facts["reason"]
+
+
+@pytest.fixture
+def lock(tree):
+    path = tree / "flake.lock"
+    if not path.is_file():
+        pytest.skip("there is no flake.lock")
+    return path
+
+
+def test_a_changed_digit_in_flake_lock_is_named(tree, lock):
+    pins = load_pins(tree)
+    locked = json.loads(lock.read_text())["nodes"]["nixpkgs"]["locked"]
+    line = change(lock, locked["rev"], other_digit(locked["rev"]))
+    facts = only_drift(flake.check(tree, pins))
+    assert pins.flake_inputs["nixpkgs"].seal in facts["expected"]
+    assert other_digit(locked["rev"]) in facts["found"]
+    # The seal is of the whole object, which starts a few lines above.
+    path, _, number = facts["where"].partition(":")
+    assert path == "flake.lock"
+    assert line - 6 <= int(number) <= line
+    assert "make pins-bump SOURCE=nixpkgs" in facts["run"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected", "found"),
+    [
+        ('"rev": "', '"rev": "x', "[0-9a-f]{40}", "xf5c08"),
+        ('"narHash": "sha256-', '"narHash": "sha512-', "sha256-", "sha512-"),
+        ('"version": 7', '"version": 8', "7", "8"),
+        ('"ref": "nixos-26.05"', '"ref": "nixos-99.05"', "nixos-26.05", "nixos-99.05"),
+        ('"nodes": {', '"nodes": {"stray": {"locked": {}},', "nixpkgs", "stray"),
+        ('"version"', "version", "what Nix writes", "JSONDecodeError"),
+        ('"nodes"', '"node"', "what Nix writes", "nodes"),
+    ],
+)
+def test_a_malformed_flake_lock_is_named(tree, lock, old, new, expected, found):
+    change(lock, old, new)
+    bad = [line for line in flake.check(tree, load_pins(tree)) if line.bad]
+    assert any(
+        expected in line.facts["expected"]
+        and found in line.facts["found"]
+        and line.facts["where"].startswith("flake.lock:")
+        and "nix flake lock" in line.facts["run"]
+        for line in bad
+    ), [str(line) for line in bad]
+
+
+def test_an_input_that_flake_lock_lacks_is_named(tree, lock):
+    change(tree / "flake.nix", "nixpkgs.url =", 'other.url = "github:a/b";\n    nixpkgs.url =')
+    facts = only_drift(flake.check(tree, load_pins(tree)))
+    assert "'other'" in facts["expected"]
+    assert "'other'" not in facts["found"]
+
+
+def test_inputs_are_read_in_every_form_that_a_flake_may_have():
+    text = """{ # a comment with inputs.x.url = "no";
+      inputs.a.url = "github:o/a";
+      inputs = { b = { url = "github:o/b"; inputs.a.follows = "a"; flake = false; }; c.url = "c"; };
+      /* inputs.y.url = "no"; */
+      outputs = { self, ... }: { inputs.z.url = "no"; };
+    }"""
+    assert flake.declared(text) == {
+        "a.url": "github:o/a",
+        "b.url": "github:o/b",
+        "b.inputs.a.follows": "a",
+        "c.url": "c",
+    }
+
+
+def test_without_a_flake_it_is_skipped_with_the_reason(tree):
+    (tree / "flake.lock").unlink(missing_ok=True)
+    (line,) = flake.check(tree, load_pins(tree))
+    assert (line.status, line.facts["reason"]) == ("skip", "there is no flake.lock")
+
+
+def test_a_feature_of_a_source_that_its_recipe_lacks_is_named(tree):
+    line = change(tree / "pins" / "relied_on.json", '"source": "sglang"', '"source": "camel"')
+    facts = only_drift(offline.references(tree, load_pins(tree)))
+    assert facts["expected"] == "one of miles, sglang, harbor, the sources of terminus2"
+    assert (facts["found"], facts["where"]) == ("camel", f"pins/relied_on.json:{line}")
+
+
+def test_another_path_of_the_image_is_named(tree):
+    line = change(tree / "pins" / "upstream.json", '"/root/miles"', '"/root/Miles"')
+    facts = only_drift(offline.references(tree, load_pins(tree)))
+    assert (facts["expected"], facts["found"]) == ("/root/miles", "/root/Miles")
+    assert facts["where"] == f"pins/upstream.json:{line}"
