@@ -38,8 +38,8 @@ flake-check:  ## check the Nix flake without a network (needs nix: apt-get insta
 test:  ## run the test suite
 	@$(DEV) pytest
 
-lint:  ## check style and shell scripts
-	@$(DEV) sh -c 'ruff check && ruff format --check && shellcheck -x .ci/run nix/*.sh container/checkout.sh'
+lint:  ## check style, shell scripts and workflows
+	@$(DEV) sh -c 'ruff check && ruff format --check && shellcheck -x .ci/run nix/*.sh container/checkout.sh && actionlint && zizmor --offline --quiet .github'
 
 format:  ## format the code and mend what can be mended
 	@$(DEV) sh -c 'ruff check --fix; ruff format'
