@@ -17,7 +17,7 @@ help:  ## list the targets
 smoke:  ## run the whole job at its smallest: three rollouts of a tiny Inkling, about two minutes
 	@$(LOCAL) -- recipe smoke
 
-learn:  ## run ten rollouts, in which the mean reward rises; about six minutes
+learn:  ## run ten rollouts, in which the mean reward rises; three to six minutes
 	@$(LOCAL) -- recipe learn
 
 settings:  ## list every setting with its type, default and meaning

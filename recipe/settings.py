@@ -306,7 +306,7 @@ def _known(name: str, where: str) -> None:
         f"{name} is not a setting",
         expected=f"{nearest[0]}, perhaps" if nearest else "a name of the settings table",
         where=where,
-        run="recipe settings",
+        run="make settings",
     )
 
 

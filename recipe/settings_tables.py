@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pydantic.fields import FieldInfo
+from rich.markup import escape
 from rich.table import Table
 
 from recipe.presets import PRESETS
@@ -41,10 +42,12 @@ def resolved(settings: Settings) -> str:
 
 
 def overview() -> Table:
-    """Every setting with type, default and meaning."""
-    table = Table("setting", "type", "default", "unit", "agent", "meaning", box=None, pad_edge=False)
+    """Every setting with type, default and meaning (and unit), its name always whole."""
+    table = Table("setting", "type", "default", "meaning", box=None, pad_edge=False)
+    table.columns[0].no_wrap = True
     for row in rows():
-        table.add_row(*row)
+        unit = f" [{row.unit}]" if row.unit else ""
+        table.add_row(row.name, row.kind, row.default, escape(row.meaning + unit))
     return table
 
 
@@ -70,7 +73,11 @@ def markdown() -> str:
 
 def env_example() -> str:
     """.env.example: every setting, commented out."""
-    lines = ["# Copy to .env. Written by `recipe settings --write`; docs/settings.md explains each line."]
+    lines = [
+        "# Copy to .env. Written by `recipe settings --write`; docs/settings.md explains each line.",
+        "# `make smoke` and `make learn` fix what they need themselves (recipe/presets.py): what is meant for them",
+        "# goes on the command line or into the environment.",
+    ]
     for row in rows():
         unit = f" [{row.unit}]" if row.unit else ""
         lines += ["", f"# {row.meaning}{unit}", f"#{row.name}={row.default if _is_value(row) else ''}"]

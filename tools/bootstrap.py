@@ -27,10 +27,11 @@ class BootstrapError(Exception):
 
 
 def run(argv, **options):
-    """Runs a program quietly. Raises BootstrapError with its last lines when it fails."""
-    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    """Runs a program, quietly where nobody watches. Raises BootstrapError, then with its last lines, when it fails."""
+    hidden = {} if sys.stderr.isatty() else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(argv, text=True, **hidden, **options)
     if done.returncode:
-        tail = "\n".join(done.stdout.splitlines()[-20:])
+        tail = "\n".join((done.stdout or "").splitlines()[-20:])
         raise BootstrapError(f"{' '.join(argv)} failed (exit code {done.returncode}):\n{tail}")
 
 
@@ -103,7 +104,7 @@ def sync(wanted):
     except BootstrapError as error:
         hint = (
             f"\n  expected Python {PYTHON_VERSION} on PATH or in pyenv, or a network from which uv can get it"
-            f"\n  run      apt-get install python{PYTHON_VERSION}, or pyenv install {PYTHON_VERSION}"
+            f"\n  run      pyenv install {PYTHON_VERSION}, or apt-get install python{PYTHON_VERSION} where it has one"
         )
         raise BootstrapError(f"{error}{'' if python else hint}") from None
 
@@ -111,6 +112,8 @@ def sync(wanted):
 def uv_environment():
     """The caller's, with our virtual environment instead of one that may be active in it."""
     kept = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
+    if "PIP_CERT" in kept:  # a package index behind a certificate of its own: pip's setting, for uv too
+        kept.setdefault("SSL_CERT_FILE", kept["PIP_CERT"])
     return dict(kept, UV_PROJECT_ENVIRONMENT=str(ENVIRONMENT))
 
 

@@ -23,6 +23,8 @@ MEMORY_BYTES = 6 * GIB
 # A socket's path has at most 107 bytes, and Ray adds 77 to the folder of temporary files.
 TEMPORARY_PATH_BYTES = 30
 
+TRACKER = "latest_checkpointed_iteration.txt"
+
 Check = Callable[[Settings], Iterator[BadInputError]]
 
 
@@ -64,9 +66,14 @@ def prompts_have_tasks(settings: Settings) -> Iterator[BadInputError]:
 
 
 def weights_to_start_from(settings: Settings) -> Iterator[BadInputError]:
-    """LOAD_DIR, when set, is a folder of checkpoints."""
-    if settings.load_dir is not None and not settings.load_dir.is_dir():
-        yield BadInputError("LOAD_DIR is no folder", expected="a run's checkpoints/", found=settings.load_dir)
+    """LOAD_DIR, when set, is a folder of checkpoints: Megatron's tracker file says which is the latest."""
+    if settings.load_dir is not None and not (settings.load_dir / TRACKER).is_file():
+        yield BadInputError(
+            "LOAD_DIR holds no checkpoints",
+            expected=f"a run's checkpoints/ with {TRACKER}",
+            found=settings.load_dir,
+            run="LOAD_DIR=<RUNS_ROOT>/<run>/checkpoints",
+        )
 
 
 def disk_space(settings: Settings) -> Iterator[BadInputError]:

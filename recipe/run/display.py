@@ -66,7 +66,7 @@ class State:
         where = f"rollout {min(self.finished + 1, self.rollouts)} of {self.rollouts}: {self.phase}"
         if self.phase != "generate":
             return where
-        return f"{where}, trials {len(self.running)} running, {self.done} done{self._mean()}"
+        return f"{where}, trials {len(self.running)} open, {self.done} done{self._mean()}"
 
     def _mean(self) -> str:
         return f", mean reward {sum(self.rewards) / len(self.rewards):.2f}" if self.rewards else ""

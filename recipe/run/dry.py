@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from recipe import rules
+from recipe.doctor import checks
 from recipe.run.engine import engine_job
 from recipe.run.folder import RunFolder
 from recipe.settings import Settings
@@ -12,8 +13,9 @@ from recipe.settings_tables import resolved
 
 
 def show_plan(settings: Settings, console: Console) -> None:
-    """Prints the plan. Raises BadInputError when the settings do not go together."""
+    """Prints the plan. Raises BadInputError where the run itself would be refused before anything starts."""
     rules.check(settings)
+    checks.check(settings)
     port = settings.agent_server_port or "<a free port>"
     job = engine_job(
         settings,

@@ -61,6 +61,8 @@ def launch(settings: Settings, argv: Sequence[str], console: Console) -> RunFold
         shutil.rmtree(folder.path)
         raise
     except BaseException as error:
+        if isinstance(error, RecipeError):
+            error.facts.setdefault("where", str(folder.path))
         manifest.finish(error)
         raise
     manifest.finish(None)

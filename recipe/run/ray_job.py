@@ -15,6 +15,9 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 from recipe.errors import RecipeError
 from recipe.job import Job
 
+# Ray's own words for "try again later"; its agent comes up within seconds of the dashboard.
+NO_AGENT = "No available agent"
+AGENT_SECONDS = 60.0
 # Ray asks the job with SIGTERM and kills it three seconds later.
 STOP_SECONDS = 15.0
 # Taking a job needs a new process or two: seven seconds where others keep the processors busy.
@@ -48,8 +51,7 @@ class RayJob:
         logging.getLogger(JobSubmissionClient.__module__).setLevel(logging.WARNING)
         try:
             client = _BoundedClient(jobs_url, headers=headers)
-            job_id = client.submit_job(entrypoint=job.entrypoint, runtime_env={"env_vars": job.env})
-            return cls(client, job_id, log)
+            return cls(client, _submit(client, job), log)
         except (RuntimeError, OSError) as error:
             raise RecipeError("Ray did not take the job", found=error, where=jobs_url) from error
 
@@ -108,3 +110,15 @@ class RayJob:
         # The connection breaks when Ray ends: `save_log` has the whole log by then.
         with contextlib.suppress(RuntimeError, OSError):
             asyncio.run(copy())
+
+
+def _submit(client: JobSubmissionClient, job: Job) -> str:
+    """The id of the submitted job. On a busy machine Ray lists jobs before its agent can take one."""
+    deadline = time.monotonic() + AGENT_SECONDS
+    while True:
+        try:
+            return client.submit_job(entrypoint=job.entrypoint, runtime_env={"env_vars": job.env})
+        except RuntimeError as error:
+            if NO_AGENT not in str(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(1.0)

@@ -139,7 +139,7 @@ def summary(run: Path, result: Result) -> list[str]:
     }
     return [
         *(f"{name:<14}{place}" for name, place in places.items()),
-        f"{'digest':<14}{result.digest} (of the metrics; equal runs have equal ones)",
+        f"{'digest':<14}{result.digest} (of the metrics; equal for equal seeds when DETERMINISTIC=1)",
         "",
         _verdict(result),
     ]
@@ -148,9 +148,10 @@ def summary(run: Path, result: Result) -> list[str]:
 def _verdict(result: Result) -> str:
     if result.status != "succeeded":
         return f"This run is {result.status}: it proves nothing."
-    first, last = (result.rollouts[at].metrics["reward_mean"] for at in (0, -1))
+    means = [f"{rollout.metrics['reward_mean']:.2f}" for rollout in result.rollouts]
+    rewards = means[0] if len(means) == 1 else f"{means[0]} in the first rollout and {means[-1]} in the last"
     return (
-        "Proven: the whole job ran on real parts (sandboxes, agent, verifier, session server, Ray, GRPO), and the "
-        f"mean reward was {first:.2f} in the first rollout and {last:.2f} in the last ({len(result.rollouts)}). "
+        "Proven: the whole job ran on real parts (sandboxes, agent, verifier, session server, Ray, GRPO); the "
+        f"mean reward was {rewards} ({len(means)} in all). "
         "Not proven: anything about Inkling-Small itself, about GPUs or about Miles; the model here is a tiny one."
     )

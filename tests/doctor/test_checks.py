@@ -39,7 +39,7 @@ def test_several_findings_are_told_at_once(empty_folder):
     with pytest.raises(BadInputError) as refused:
         checks.check(settings_of("RUN_NAME=used", "LOAD_DIR=missing"))
     assert "the run folder is in use" in str(refused.value)
-    assert "LOAD_DIR is no folder" in str(refused.value)
+    assert "LOAD_DIR holds no checkpoints" in str(refused.value)
 
 
 def test_a_malformed_prompt_row_is_named_by_its_line(empty_folder):

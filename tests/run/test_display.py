@@ -41,7 +41,7 @@ def test_a_log_gets_a_few_lines_without_control_characters():
         "warm start: lesson 48 of 48 played",
         "warm start: step 20 of 160, loss 0.050",
     ]
-    assert lines[-1] == "rollout 1 of 2: generate, trials 0 running, 0 done"
+    assert lines[-1] == "rollout 1 of 2: generate, trials 0 open, 0 done"
     assert len(lines) == 11
     assert "\x1b" not in out.getvalue()
 
@@ -50,7 +50,7 @@ def test_a_long_wait_says_now_and_then_where_the_run_is(monkeypatch):
     monkeypatch.setattr(display, "QUIET_SECONDS", 0.0)
     out = io.StringIO()
     show(Console(file=out, width=80))
-    assert "rollout 1 of 2: generate, trials 1 running, 2 done, mean reward 1.00" in out.getvalue()
+    assert "rollout 1 of 2: generate, trials 1 open, 2 done, mean reward 1.00" in out.getvalue()
 
 
 def test_a_terminal_keeps_only_the_line_of_each_rollout():

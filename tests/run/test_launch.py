@@ -192,7 +192,7 @@ def test_ctrl_c_during_the_job_stops_even_what_detached_itself(start):
     code, output = run.end()
     assert code == 130
     said = "error: interrupted (SIGINT): everything that was started is stopped"
-    assert output.splitlines()[-1] == said
+    assert output.splitlines()[-2:] == [said, f"  where    {run.folder}"]
     assert "Traceback" not in output
     assert (run.left_processes(), run.left_ray_folders()) == ([], [])
     assert json.loads((run.folder / "run_manifest.json").read_text())["exit_code"] == 130
@@ -247,7 +247,7 @@ def test_an_unsound_task_refuses_the_start_and_leaves_no_folder(start, tmp_path)
         (["RUN_NAME=used"], "the run folder is in use"),
         (["PROMPT_DATA=missing.jsonl"], "could not be read"),
         (["TASKS_DIR=missing"], "there are no tasks"),
-        (["LOAD_DIR=missing"], "LOAD_DIR is no folder"),
+        (["LOAD_DIR=missing"], "LOAD_DIR holds no checkpoints"),
         (["NUM_ROLLOUT=none"], "NUM_ROLLOUT has a bad value"),
         (["GLOBAL_BATCH_SIZE=3"], "do not go together"),
     ],

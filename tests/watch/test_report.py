@@ -62,7 +62,7 @@ def test_it_says_where_things_are_and_what_was_proven(run):
     for place in ("report/reward.png", "report/metrics.json", "trials", "logs", "run_manifest.md"):
         assert str(folder / place) in text
     assert "checkpoints/iter_0000001" in text
-    assert "0.25 in the first rollout and 0.75 in the last (2)" in text
+    assert "0.25 in the first rollout and 0.75 in the last (2 in all)" in text
     assert "Not proven" in text
 
 
