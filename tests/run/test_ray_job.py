@@ -24,3 +24,26 @@ def test_a_silent_server_is_given_up(tmp_path, monkeypatch):
         address = f"http://{LOOPBACK}:{silent.getsockname()[1]}"
         with pytest.raises(RecipeError, match="Ray did not take the job"):
             RayJob.submit(address, {}, Job("true"), tmp_path / "log")
+
+
+class LateAgent:
+    """Refuses a job as Ray does while its agent is not up yet."""
+
+    def __init__(self, refusals: int) -> None:
+        self.refusals = refusals
+
+    def submit_job(self, **_: object) -> str:
+        self.refusals -= 1
+        if self.refusals >= 0:
+            raise RuntimeError("500: No available agent to submit job, please try again later.")
+        return "the id"
+
+
+def test_an_agent_that_is_late_is_waited_for():
+    assert ray_job._submit(LateAgent(1), Job("true")) == "the id"
+
+
+def test_an_agent_that_never_comes_is_given_up(monkeypatch):
+    monkeypatch.setattr(ray_job, "AGENT_SECONDS", 0.0)
+    with pytest.raises(RuntimeError, match="No available agent"):
+        ray_job._submit(LateAgent(9), Job("true"))
