@@ -6,7 +6,7 @@ from rich.console import Console
 
 from recipe import rules
 from recipe.doctor import checks
-from recipe.run.engine import engine_job
+from recipe.run.engine import check_engine, engine_job
 from recipe.run.folder import RunFolder
 from recipe.settings import Settings
 from recipe.settings_tables import resolved
@@ -16,6 +16,7 @@ def show_plan(settings: Settings, console: Console) -> None:
     """Prints the plan. Raises BadInputError where the run itself would be refused before anything starts."""
     rules.check(settings)
     checks.check(settings)
+    check_engine(settings, checks.prompt_rows(settings))
     port = settings.agent_server_port or "<a free port>"
     job = engine_job(
         settings,

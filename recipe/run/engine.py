@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 
 from recipe.job import Job
 from recipe.run.folder import RunFolder
 from recipe.settings import Settings
+from recipe.tasks.prompts import Row
+
+
+def check_engine(settings: Settings, rows: Sequence[Row]) -> None:
+    """What the engine itself refuses before a start. Raises BadInputError."""
+    importlib.import_module(f"recipe.engines.{settings.engine}.job").check(settings, rows)
 
 
 def engine_job(settings: Settings, folder: RunFolder, agent_server_url: str) -> Job:

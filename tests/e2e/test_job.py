@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 
 from recipe.engines.local import checkpoint
 from recipe.engines.local.model import build_model, tiny_config
@@ -49,7 +50,7 @@ class Run:
         return [json.loads(line) for line in path.read_text().splitlines()]
 
     def weights(self, rollout: int) -> dict[str, np.ndarray]:
-        return checkpoint.read_weights(self.folder / "checkpoints" / f"iter_{rollout:07d}")
+        return load_file(self.folder / "checkpoints" / f"iter_{rollout:07d}" / checkpoint.WEIGHTS)
 
 
 def run_job(runs_root: Path, name: str, *changed: str) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 
 from recipe.engines.local import checkpoint
 from recipe.errors import BadInputError
+
+SHAPES = {"a": (5, 3), "b": (2,)}
 
 
 def weights(seed: int = 0) -> dict[str, np.ndarray]:
@@ -18,7 +21,7 @@ def weights(seed: int = 0) -> dict[str, np.ndarray]:
 
 def test_a_reloaded_checkpoint_is_bit_identical(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path, 4, weights())
-    loaded = checkpoint.read_weights(checkpoint.latest(tmp_path))
+    loaded = checkpoint.read_weights(checkpoint.latest(tmp_path), SHAPES)
     assert path.name == "iter_0000004"
     assert all(np.array_equal(loaded[name], value) for name, value in weights().items())
 
@@ -37,7 +40,7 @@ def test_a_cut_file_is_not_complete(tmp_path: Path, cut: int) -> None:
     file.write_bytes(file.read_bytes()[:cut])
     assert not checkpoint.is_complete(path)
     with pytest.raises(BadInputError, match="not complete"):
-        checkpoint.read_weights(path)
+        checkpoint.read_weights(path, SHAPES)
 
 
 def test_without_its_marker_it_is_not_complete(tmp_path: Path) -> None:
@@ -55,3 +58,32 @@ def test_a_failed_write_leaves_nothing_half_written(tmp_path: Path) -> None:
 def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="no checkpoint"):
         checkpoint.latest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    [
+        ({"a": (5, 3)}, "b absent"),
+        ({"a": (5, 4), "b": (2,)}, r"a \(5, 4\)"),
+        (SHAPES | {"c": (1,)}, r"c \(1,\)"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_named(tmp_path: Path, shapes: dict, expected: str) -> None:
+    path = checkpoint.save(tmp_path, 1, weights())
+    with pytest.raises(BadInputError, match="another model") as refused:
+        checkpoint.read_weights(path, shapes)
+    assert re.search(expected, refused.value.facts["expected"])
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    path = checkpoint.save(tmp_path, 1, weights() | {"b": np.array([1.0, np.nan], dtype=np.float32)})
+    with pytest.raises(BadInputError, match="NaN"):
+        checkpoint.read_weights(path, SHAPES)
+
+
+def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path) -> None:
+    path = checkpoint.save(tmp_path, 1, weights())
+    file = path / checkpoint.WEIGHTS
+    file.write_bytes(b"\xff" * file.stat().st_size)
+    with pytest.raises(BadInputError, match="can't be read"):
+        checkpoint.read_weights(path, SHAPES)

@@ -219,6 +219,14 @@ def test_too_many_dropped_groups_end_the_job(tmp_path: Path, monkeypatch: pytest
         play(tmp_path, monkeypatch, lambda _: broken, generate)
 
 
+def test_a_prompt_that_is_too_long_is_named_when_the_job_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = {"exit_status": "SequenceLengthLimitExceeded", "reward": 0.0}
+    with pytest.raises(filters.TooManyDroppedGroupsError, match=r"'aborted': 7.*fits into MAX_SEQ_LEN=3"):
+        play(tmp_path, monkeypatch, lambda _: cut, generate, max_seq_len=3)
+
+
 def test_a_rollout_that_takes_too_long_ends_the_job_and_its_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +241,7 @@ def test_a_rollout_that_takes_too_long_ends_the_job_and_its_trials(
 def test_a_dead_policy_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(stage: Stage) -> None:
         asyncio.get_running_loop().call_later(0.3, stage.engine.die)
-        with pytest.raises(RecipeError, match="policy actor failed"):
+        with pytest.raises(RecipeError, match="policy actor died"):
             await stage.loop.generate(0)
 
     play(tmp_path, monkeypatch, lambda _: {"hang": True}, act)

@@ -126,7 +126,8 @@ class TrainerActor:
     def load(self, directory: str) -> None:
         """Starts from a complete directory of weights; the reference is what is loaded."""
         model = build_model(tiny_config())
-        weights = checkpoint.read_weights(Path(directory))
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        weights = checkpoint.read_weights(Path(directory), shapes)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(torch.from_numpy(weights[name]))

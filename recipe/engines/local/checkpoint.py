@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from recipe.errors import BadInputError
@@ -54,18 +55,41 @@ def is_complete(directory: Path) -> bool:
         return False
 
 
-def read_weights(directory: Path) -> dict[str, np.ndarray]:
-    """The weights in a complete `directory`. Raises BadInputError when it is not complete."""
+def require_complete(directory: Path) -> None:
+    """Raises BadInputError when `directory` holds no weights that were written to the end."""
     if not is_complete(directory):
+        found = {path.name: path.stat().st_size for path in directory.glob("*")}
         raise BadInputError(
             "the checkpoint is not complete",
-            expected=f"{WEIGHTS} and a {COMPLETE} that names its size",
-            found=sorted(path.name for path in directory.iterdir())
-            if directory.is_dir()
-            else "no such directory",
+            expected=f"{WEIGHTS}, and a {COMPLETE} that names its size in bytes",
+            found=found or "nothing",
             where=directory,
         )
-    return load_file(directory / WEIGHTS)
+
+
+def read_weights(directory: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
+    """The weights in a complete `directory`, which are to have these names and `shapes`. Raises BadInputError."""
+    require_complete(directory)
+    file = directory / WEIGHTS
+    try:
+        weights = load_file(file)
+    except SafetensorError as error:
+        raise BadInputError("the checkpoint can't be read", found=error, where=file) from error
+    expected = {name: tuple(shape) for name, shape in shapes.items()}
+    found = {name: value.shape for name, value in weights.items()}
+    wrong = sorted(expected.items() ^ found.items(), key=str)
+    if wrong:
+        name = wrong[0][0]
+        raise BadInputError(
+            "the checkpoint is of another model",
+            expected=f"{name} {expected.get(name, 'absent')}",
+            found=f"{name} {found.get(name, 'absent')}",
+            where=file,
+        )
+    bad = [name for name, value in weights.items() if not np.isfinite(value).all()]
+    if bad:
+        raise BadInputError("the checkpoint holds NaN or infinity", found=bad[0], where=file)
+    return weights
 
 
 def latest(directory: Path) -> Path:

@@ -177,6 +177,9 @@ def _root(error: BaseException) -> BaseException:
             error = error.exceptions[0]
         elif isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
             error = error.cause
+        elif isinstance(error, RayActorError):
+            # Ray's text goes on with guesses; its first lines name the actor and its process.
+            return RecipeError("an actor of the job died", found=" ".join(str(error).split())[:200])
         else:
             return error
 

@@ -20,7 +20,7 @@ from recipe.engines.local.session_server import SessionServer
 from recipe.engines.local.sessions import SessionStore
 from recipe.engines.local.types import GenerateReply, GenerateRequest
 from recipe.engines.local.warm_start import Lesson
-from recipe.errors import BadInputError, RecipeError
+from recipe.errors import RecipeError
 from recipe.events import EventLog
 from recipe.plugins import agent
 from recipe.settings import Settings
@@ -38,15 +38,6 @@ RIGHT, RIGHT_CHECKED, WRONG, WRONG_CHECKED, GIVES_UP = 0.24, 0.16, 0.21, 0.12, 0
 async def warm_start_weights(settings: Settings, trainer: Any, events: EventLog) -> Path:
     """The directory of the warm start's weights; built by `trainer` when the cache has none for this key."""
     rows = read_prompt_data(settings.prompt_data)
-    unknown = sorted({row.label for row in rows} - SMOKE_BEHAVIOURS.keys())
-    if unknown:
-        raise BadInputError(
-            "the tiny model can't be taught these tasks",
-            expected=f"tasks with scripted behaviours: {', '.join(SMOKE_BEHAVIOURS)}",
-            found=", ".join(unknown),
-            where=settings.prompt_data,
-            run="LOAD_DIR=<checkpoints> starts from weights of your own",
-        )
     target = settings.cache_dir / "warm-start" / cache_key(settings, rows)
     if not checkpoint.is_complete(target):
         events.write("phase", phase="warm_start", rollout=None)

@@ -113,7 +113,7 @@ class RolloutLoop:
         waited = [next(iter(pending))] if self._settings.deterministic else list(pending)
         await asyncio.wait([*waited, failure], return_when=asyncio.FIRST_COMPLETED)
         if failure.done():
-            raise RecipeError("the policy actor failed", found=failure.result())
+            raise RecipeError("the policy actor died", found=" ".join(str(failure.result()).split())[:200])
         return [task for task in waited if task.done()]
 
     def _decide(self, group: Group, result: Rollout) -> None:
@@ -151,6 +151,9 @@ class RolloutLoop:
         finally:
             await self._sessions.store.close(session.id)
         sample.metadata.update(outcome or {})
+        if sample.status is Status.ABORTED and not sample.metadata.get("error"):
+            limit = self._settings.max_seq_len
+            agent.recent_errors.append(f"no turn of {sample.label} fits into MAX_SEQ_LEN={limit}")
         if sample.status is not Status.ABORTED:
             sample.reward = await reward.rm(self._args, sample)
         verdict = {"reward": sample.metadata.get("reward"), "exit_status": sample.metadata.get("exit_status")}
