@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,8 +14,8 @@ import typer
 from rich.console import Console
 
 from recipe.container.commands import app as container
-from recipe.errors import RecipeError
-from recipe.run.interrupts import Interrupts
+from recipe.errors import BadInputError, RecipeError
+from recipe.run.interrupts import Interruption, Interrupts
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(container, name="container")
@@ -40,6 +43,8 @@ def report(run: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None
     """Show once more what a run came to, and write its report again."""
     from recipe.watch.report import show
 
+    if not run.is_dir():
+        raise BadInputError("there is no such run", expected="a run's folder", found=run)
     show(run, Console())
 
 
@@ -105,8 +110,13 @@ def pins_bump(
 
 def main() -> None:
     """Runs the command line and exits: 0 fine, 1 failed, 2 bad input or a refused start, 130 interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        # What a terminal or a log can't show is no reason to end a run.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
-        with Interrupts():
+        with _interruptions_told(), Interrupts():
+            _check_working_directory()
             app()
     except RecipeError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -116,6 +126,21 @@ def main() -> None:
             raise
         print(f"error: the disk is full\n  where    {error.filename or 'the run folder'}", file=sys.stderr)
         sys.exit(1)
+
+
+@contextmanager
+def _interruptions_told() -> Iterator[None]:
+    try:
+        yield
+    except Interruption as interruption:
+        raise interruption.error() from None
+
+
+def _check_working_directory() -> None:
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise BadInputError("the working directory is gone", found=error, run='cd "$HOME"') from error
 
 
 def _start(preset: str, assignments: list[str] | None, *, dry_run: bool) -> None:
@@ -128,8 +153,13 @@ def _start(preset: str, assignments: list[str] | None, *, dry_run: bool) -> None
 
         show_plan(chosen, Console())
         return
-    from recipe.run.launch import launch
+    from recipe.run.folder import full_disk_named
     from recipe.watch.report import show
 
-    folder = launch(chosen, sys.argv, Console())
-    show(folder.path, Console())
+    with full_disk_named(chosen.runs_root):
+        with Interrupts() as interrupts:
+            # The modules of others, Ray's above all, may swallow or misread whatever is raised in them.
+            with interrupts.held():
+                from recipe.run.launch import launch
+            folder = launch(chosen, sys.argv, Console(), interrupts)
+        show(folder.path, Console())

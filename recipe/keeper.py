@@ -2,7 +2,8 @@
 
 Process groups are not enough for programs whose children lead sessions of their own, as Ray's do. The keeper
 is a subreaper: whatever loses its parent becomes the keeper's child, so that all descendants are found by
-descent, never by name. Standard library only: `python -S keeper.py SCRATCH PROGRAM ...` starts at once.
+descent, never by name. Standard library only: `python -S keeper.py SCRATCH PROGRAM ...` starts at once. It makes
+its scratch itself, once it listens to signals, so that none is left when it is told to stop at any earlier moment.
 """
 
 from __future__ import annotations
@@ -89,13 +90,14 @@ def _ignore_signals() -> None:
 
 
 def main(scratch: str, argv: list[str]) -> int:
-    """Runs `argv`, then removes the folder `scratch`. The exit code: `argv`'s; 0 when told to stop; 1 when a
-    descendant could not be ended.
+    """Runs `argv` beside the new folder `scratch`, which it removes. The exit code: `argv`'s; 0 when told to stop;
+    1 when a descendant could not be ended.
     """
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         for number in STOP_SIGNALS:
             signal.signal(number, _stop)
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        Path(scratch).mkdir(mode=0o700)
         program = subprocess.Popen(argv)
         code = _wait_for(program.pid)
         _ignore_signals()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipe.errors import RecipeError
+from recipe.errors import BadInputError, RecipeError
 
 LOOPBACK = "127.0.0.1"
 
@@ -32,7 +32,10 @@ class ProcessGroup:
 
     @classmethod
     def start(cls, name: str, argv: Sequence[str], *, log: Path, env: Mapping[str, str]) -> ProcessGroup:
-        """Starts `argv` in a new session, output appended to `log`. Raises RecipeError when it can't."""
+        """Starts `argv` in a new session, output appended to `log`.
+
+        Raises BadInputError without setpriv, RecipeError when the system can't start it.
+        """
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as sink:
             try:
@@ -44,13 +47,15 @@ class ProcessGroup:
                     env=dict(env),
                     start_new_session=True,
                 )
-            except OSError as error:
-                raise RecipeError(
+            except FileNotFoundError as error:
+                raise BadInputError(
                     f"{name} could not be started",
-                    found=error,
-                    where=argv[0],
+                    expected="setpriv, of util-linux",
+                    found="none on PATH",
                     run="apt-get install util-linux",
                 ) from error
+            except OSError as error:
+                raise RecipeError(f"{name} could not be started", found=error) from error
         return cls(name, leader, log)
 
     @property
@@ -64,22 +69,34 @@ class ProcessGroup:
             return "\n".join(text.splitlines()[-lines:])
         return ""
 
-    def wait_ready(self, ready: Callable[[], bool], *, seconds: float) -> None:
-        """Polls `ready` until true. Raises RecipeError with the log's tail on death or after `seconds`."""
+    def wait_ready(
+        self, ready: Callable[[], bool], *, seconds: float, watch: Callable[[], None] = lambda: None
+    ) -> None:
+        """Polls `ready` until true, and calls `watch`, which may raise, at each poll.
+
+        Raises RecipeError with the log's tail on death or after `seconds`; BadInputError when the program, by its
+        exit code, refused to start.
+        """
         deadline = time.monotonic() + seconds
         while not ready():
+            watch()
             if not self.alive:
+                if self.leader.returncode == BadInputError.exit_code:
+                    raise BadInputError(f"{self.name} refused to start", found=self.log_tail())
                 raise self.ended_early()
             if time.monotonic() > deadline:
                 raise self._failed(f"{self.name} was not ready after {seconds:g} s")
             time.sleep(0.05)
 
-    def wait_end(self, *, seconds: float) -> int:
-        """The exit code. Raises RecipeError when the program still runs after `seconds`."""
-        try:
-            return self.leader.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            raise self._failed(f"{self.name} had not ended after {seconds:g} s") from None
+    def wait_end(self, *, seconds: float, watch: Callable[[], None] = lambda: None) -> int:
+        """The exit code; `watch` as above. Raises RecipeError when the program still runs after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while (code := self.leader.poll()) is None:
+            watch()
+            if time.monotonic() > deadline:
+                raise self._failed(f"{self.name} had not ended after {seconds:g} s")
+            time.sleep(0.05)
+        return code
 
     def ended_early(self) -> RecipeError:
         """What the end of a program that should still run is reported as."""

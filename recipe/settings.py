@@ -8,6 +8,7 @@ are refused, except in the environment, which holds other programs' variables.
 from __future__ import annotations
 
 import difflib
+import io
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -21,8 +22,37 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 from recipe.errors import BadInputError
 from recipe.presets import PRESETS
 
-AbsolutePath = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
 Raw = tuple[str, str]  # a value as it was written, and where
+
+# Of a bad value, as much is shown as fits on a line beside its label.
+SHOWN_CHARACTERS = 80
+
+# All that a program which we start may need of the user's environment: a list, since nobody can tell what other
+# variables hold. GIT_, CURL_ and NIX_ ones serve the comparison of the pins with the network.
+PASSED_ON = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL"),
+    *("TERM", "COLORTERM", "NO_COLOR", "COLUMNS", "LANG"),
+    *("LANGUAGE", "TZ", "TMPDIR"),
+    *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "VIRTUAL_ENV"),
+    *("LD_LIBRARY_PATH", "LD_PRELOAD"),
+    *("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "HTTP_PROXY"),
+    *("HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
+    *("http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+    *("GIT_SSL_CAINFO", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "UV_CACHE_DIR", "UV_PYTHON_INSTALL_DIR"),
+    *("NIX_LD", "NIX_LD_LIBRARY_PATH", "NIX_PATH", "NIX_PROFILES", "NIX_REMOTE"),
+    *("NIX_SSL_CERT_FILE", "NIX_USER_PROFILE_DIR"),
+)
+
+
+def _absolute(path: Path) -> Path:
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError as error:  # ~name of no user
+        raise ValueError(str(error)) from error
+
+
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 
 
 def setting(
@@ -32,11 +62,12 @@ def setting(
     unit: str = "",
     derived: str = "",
     agent: str = "all",
+    form: str = "",
     factory: Callable[[dict[str, Any]], object] | None = None,
     **bounds: Any,
 ) -> Any:
-    """A field and what the tables show of it; `derived` says in words what `factory` computes."""
-    extra: dict[str, Any] = {"unit": unit, "derived": derived, "agent": agent}
+    """A field and what the tables show of it; `derived` says in words what `factory` computes, `form` a pattern."""
+    extra: dict[str, Any] = {"unit": unit, "derived": derived, "agent": agent, "form": form}
     if factory is not None:
         return Field(default_factory=factory, description=meaning, json_schema_extra=extra, **bounds)
     return Field(default, description=meaning, json_schema_extra=extra, **bounds)
@@ -122,6 +153,7 @@ class Settings(Checkouts):
         derived="inkling-grpo-AGENT-<UTC time>",
         factory=lambda data: f"inkling-grpo-{data['agent']}-{datetime.now(UTC):%Y%m%d-%H%M%S}",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        form="at most 100 letters, digits and . _ -, the first a letter or a digit",
     )
     prompt_data: AbsolutePath = setting(
         meaning="JSONL of prompts, one row a task",
@@ -154,7 +186,10 @@ class Settings(Checkouts):
         30000, meaning="port of the session server; 0: any free one", ge=0, le=65535
     )
     agent_model_name: str = setting(
-        "inkling-small", meaning="model name that the agent sends, as openai/<name>", pattern=r"^[\w.-]+$"
+        "inkling-small",
+        meaning="model name that the agent sends, as openai/<name>",
+        pattern=r"^[\w.-]+$",
+        form="letters, digits and . _ - only",
     )
     harbor_agent_max_iterations: int = setting(50, unit="turns", meaning="per trial", ge=1)
     harbor_max_seq_len: int = setting(
@@ -163,9 +198,15 @@ class Settings(Checkouts):
         meaning="the agent's own bound on its context (MAX_SEQ_LEN bounds the sample)",
         ge=1,
     )
-    harbor_agent_timeout_multiplier: float = setting(12, meaning="scales each task's agent timeout", gt=0)
+    harbor_agent_timeout_multiplier: float = setting(
+        12, meaning="scales each task's agent timeout", gt=0, allow_inf_nan=False
+    )
     harbor_agent_call_timeout_sec: float = setting(
-        10800, unit="s", meaning="deadline of one whole trial: queue, sandbox, agent, verifier", gt=0
+        10800,
+        unit="s",
+        meaning="deadline of one whole trial: queue, sandbox, agent, verifier",
+        gt=0,
+        allow_inf_nan=False,
     )
     rollout_timeout_sec: float = setting(
         unit="s",
@@ -173,6 +214,7 @@ class Settings(Checkouts):
         derived="2 x HARBOR_AGENT_CALL_TIMEOUT_SEC: one wave of trials and one refill",
         factory=lambda data: 2 * data["harbor_agent_call_timeout_sec"],
         gt=0,
+        allow_inf_nan=False,
     )
     max_dropped_groups: int = setting(
         unit="groups",
@@ -221,7 +263,7 @@ def _raw(preset: str | None, arguments: Iterable[str]) -> dict[str, Raw]:
         else {}
     )
     layers = [
-        _env_file(Path(env_file[0]).expanduser(), required=env_file[1] != "default"),
+        _env_file(env_file[0], required=env_file[1] != "default"),
         chosen,
         given,
         written,
@@ -244,12 +286,9 @@ def _validated[S: Checkouts](kind: type[S], raw: Mapping[str, Raw]) -> S:
 
 
 def child_environment(**added: str) -> dict[str, str]:
-    """The environment for a program that we start: the user's, less what would change or must not reach it.
-
-    Left out: another Ray's variables, Python's own switches, make's, and whatever looks like a credential.
-    """
-    unwanted = re.compile(r"^(RAY_|PYTHON|MAKE|MFLAGS)|KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
-    return {name: value for name, value in os.environ.items() if not unwanted.search(name)} | added
+    """The environment for a program that we start: of the user's what PASSED_ON names and LC_*, and `added`."""
+    kept = {name: value for name, value in os.environ.items() if name in PASSED_ON or name.startswith("LC_")}
+    return kept | added
 
 
 def _arguments(arguments: Iterable[str]) -> dict[str, Raw]:
@@ -274,22 +313,28 @@ def _environment() -> dict[str, Raw]:
     )
 
 
-def _env_file(path: Path, *, required: bool) -> dict[str, Raw]:
-    if not path.is_file():
-        if required:
-            raise BadInputError("the file that ENV_FILE names is missing", expected="a file", found=path)
-        return {}
+def _env_file(written: str, *, required: bool) -> dict[str, Raw]:
+    try:
+        path = Path(written).expanduser()
+        if not path.is_file():
+            if required:
+                raise BadInputError("the file that ENV_FILE names is missing", expected="a file", found=path)
+            return {}
+        text = path.read_text(encoding="utf-8")
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: ~name of no user
+        raise BadInputError(
+            "the settings file can't be read", expected="UTF-8 text", found=error, where=written
+        ) from error
     found = {}
-    with path.open(encoding="utf-8") as file:
-        for line in parse_stream(file):
-            where = f"{path} line {line.original.line}"
-            if line.error or (line.key is not None and line.value is None):
-                raise BadInputError(
-                    "a line of the settings file can't be read", expected="NAME=VALUE", where=where
-                )
-            if line.key is not None:
-                _known(line.key, where)
-                found[line.key.lower()] = (line.value or "", where)
+    for line in parse_stream(io.StringIO(text)):
+        where = f"{path} line {line.original.line}"
+        if line.error or (line.key is not None and line.value is None):
+            raise BadInputError(
+                "a line of the settings file can't be read", expected="NAME=VALUE", where=where
+            )
+        if line.key is not None:
+            _known(line.key, where)
+            found[line.key.lower()] = (line.value or "", where)
     return _given(found)
 
 
@@ -320,11 +365,14 @@ def _bad_value(error: ValidationError, raw: Mapping[str, Raw]) -> BadInputError:
     value, source = raw[name]
     field = Settings.model_fields[name]
     secret = "Secret" in str(field.annotation)
-    unit = (field.json_schema_extra or {}).get("unit", "")  # type: ignore[union-attr]
+    extra: dict[str, Any] = field.json_schema_extra  # type: ignore[assignment]
+    form = extra["form"] if problem["type"] == "string_pattern_mismatch" else ""
+    expected = form or problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    shown = repr(value) if len(value) <= SHOWN_CHARACTERS else f"{value[:SHOWN_CHARACTERS]!r} and more"
     others = ", ".join(sorted({str(other["loc"][0]).upper() for other in problems[1:]}))
     return BadInputError(
         f"{name.upper()} has a bad value" + (f" (and so have: {others})" if others else ""),
-        expected=problem["msg"].removeprefix("Input should be ") + (f" [{unit}]" if unit else ""),
-        found="(secret)" if secret else repr(value),
+        expected=expected + (f" [{extra['unit']}]" if extra["unit"] else ""),
+        found="(secret)" if secret else shown,
         where=source,
     )

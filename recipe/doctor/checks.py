@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from recipe.errors import BadInputError
-from recipe.process import port_is_free
+from recipe.process import LOOPBACK, free_port, port_is_free
+from recipe.run.folder import existing_part
 from recipe.settings import Settings
 from recipe.tasks.prompts import Row, build_rows, check_tasks_exist, read_prompt_data
 
@@ -32,6 +33,9 @@ def prompt_rows(settings: Settings) -> list[Row]:
     """The rows of PROMPT_DATA; without it, one for each task of TASKS_DIR. Raises BadInputError."""
     if settings.builds_prompt_data:
         return build_rows(settings.tasks_dir, settings.agent)
+    # A pipe would be waited for, and could be read once only.
+    if settings.prompt_data.exists() and not settings.prompt_data.is_file():
+        raise BadInputError("PROMPT_DATA is no regular file", expected="JSONL", found=settings.prompt_data)
     return read_prompt_data(settings.prompt_data)
 
 
@@ -47,8 +51,20 @@ def run_folder_is_new(settings: Settings) -> Iterator[BadInputError]:
         )
 
 
+def runs_root_is_a_folder(settings: Settings) -> Iterator[BadInputError]:
+    """RUNS_ROOT is a folder or can become one."""
+    existing = existing_part(settings.runs_root)
+    if not existing.is_dir():
+        yield BadInputError(
+            "RUNS_ROOT can't be a folder", found=f"{existing} is a file", where=settings.runs_root
+        )
+
+
 def prompts_have_tasks(settings: Settings) -> Iterator[BadInputError]:
     """Every prompt row is well-formed and names a task directory; the agent is the run's."""
+    if not settings.tasks_dir.is_dir():
+        yield BadInputError("the folder of TASKS_DIR is missing", found=settings.tasks_dir)
+        return
     try:
         rows = prompt_rows(settings)
         check_tasks_exist(rows, settings.tasks_dir)
@@ -80,7 +96,7 @@ def disk_space(settings: Settings) -> Iterator[BadInputError]:
     """The run folder and the folder of temporary files have room for a run."""
     needed = {settings.runs_root: RUN_FOLDER_BYTES, Path(tempfile.gettempdir()): TEMPORARY_BYTES}
     for path, wanted in needed.items():
-        existing = next(folder for folder in (path, *path.parents) if folder.exists())
+        existing = existing_part(path)
         free = shutil.disk_usage(existing).free
         if free < wanted:
             yield BadInputError(
@@ -111,10 +127,21 @@ def memory(_settings: Settings) -> Iterator[BadInputError]:
 
 
 def ports(settings: Settings) -> Iterator[BadInputError]:
-    """Ports that were asked for by number can be bound."""
-    for name in ("agent_server_port", "session_server_port"):
+    """The agent server's address can be bound, and so can the ports that were asked for by number."""
+    host = settings.agent_server_host
+    try:
+        free_port(host)
+    except (OSError, ValueError) as error:  # ValueError: no host can have this name
+        yield BadInputError(
+            "AGENT_SERVER_HOST can't be bound",
+            expected="an IPv4 address of this machine, or a name of one",
+            found=f"{host!r}: {error}",
+            where=settings.source("agent_server_host"),
+        )
+        return
+    for name, address in (("agent_server_port", host), ("session_server_port", LOOPBACK)):
         port = getattr(settings, name)
-        if port and not port_is_free(port):
+        if port and not port_is_free(port, address):
             yield BadInputError(
                 f"{name.upper()} is in use",
                 expected="a free port, or 0 for any",
@@ -126,6 +153,7 @@ def ports(settings: Settings) -> Iterator[BadInputError]:
 
 CHECKS: tuple[Check, ...] = (
     run_folder_is_new,
+    runs_root_is_a_folder,
     prompts_have_tasks,
     weights_to_start_from,
     disk_space,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -75,8 +77,15 @@ class State:
 class Display:
     """Shows events until it is closed. Use it as a context manager."""
 
-    def __init__(self, console: Console, rollouts: int) -> None:
+    def __init__(
+        self,
+        console: Console,
+        rollouts: int,
+        whole: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """`whole` keeps signals from a print: rich prints once more what a signal interrupted after its flush."""
         self._console = console
+        self._whole = whole
         self._state = State(rollouts)
         self._start = time.monotonic()
         self._last_line = self._start
@@ -97,9 +106,9 @@ class Display:
     def note(self, text: str) -> None:
         """One line that stays, after the seconds since the start."""
         self._last_line = time.monotonic()
-        self._console.print(
-            f"{self._last_line - self._start:6.1f} s  {text}", highlight=False, markup=False, soft_wrap=True
-        )
+        line = f"{self._last_line - self._start:6.1f} s  {text}"
+        with self._whole():
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def take(self, event: Event) -> None:
         """Shows an event: on a terminal most of them only move the live block."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipe.errors import BadInputError
+from recipe.errors import BadInputError, RecipeError
 
 SUBFOLDERS = ("logs", "trials", "checkpoints", "dump_details", "launcher", "report")
 
@@ -28,8 +32,12 @@ class RunFolder:
             raise BadInputError("the run folder is in use", expected="a new RUN_NAME", found=path) from None
         except OSError as error:
             raise BadInputError("the run folder can't be made", found=error, where=path) from error
-        for name in SUBFOLDERS:
-            (path / name).mkdir()
+        try:
+            for name in SUBFOLDERS:
+                (path / name).mkdir()
+        except OSError as error:
+            shutil.rmtree(path, ignore_errors=True)
+            raise BadInputError("the run folder can't be made", found=error, where=path) from error
         return cls(path)
 
     @property
@@ -60,9 +68,29 @@ class RunFolder:
 def write_whole(path: Path, text: str) -> None:
     """Writes a file that a reader never sees half-written."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    partial.replace(path)
+    try:
+        partial.write_text(text)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
     write_whole(path, json.dumps(value, indent=2) + "\n")
+
+
+@contextmanager
+def full_disk_named(runs_root: Path) -> Iterator[None]:
+    """Turns the system's error of a full disk into a RecipeError that tells where and how much is free."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        free = f"{shutil.disk_usage(existing_part(runs_root)).free:,} bytes free"
+        raise RecipeError("the disk is full", found=free, where=f"RUNS_ROOT {runs_root}") from error
+
+
+def existing_part(path: Path) -> Path:
+    """`path`, or the nearest folder above it that exists."""
+    return next(part for part in (path, *path.parents) if part.exists())

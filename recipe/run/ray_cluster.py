@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,9 +39,10 @@ PORT_OPTIONS = (
 
 @dataclass
 class RayCluster:
-    """`jobs_url` is the address of the Jobs API, `headers` what it wants to see."""
+    """`jobs_url` is the address of the Jobs API, `headers` what it wants to see; `folder` holds all its files."""
 
     process: ProcessGroup
+    folder: Path
     jobs_url: str
     headers: dict[str, str]
 
@@ -47,7 +50,7 @@ class RayCluster:
     def start(cls, log: Path) -> RayCluster:
         """Starts Ray's head node and returns at once; see `wait_ready`."""
         # Not in the run folder: Ray puts sockets deep below it, and a socket's path has at most 107 bytes.
-        folder = Path(tempfile.mkdtemp(prefix="ray-"))
+        folder = Path(tempfile.gettempdir()) / f"ray-{secrets.token_hex(4)}"
         ports = free_ports(len(PORT_OPTIONS) + 1)
         options = [f"--{name}={port}" for name, port in zip(PORT_OPTIONS, ports, strict=False)]
         token = secrets.token_hex(32)
@@ -66,25 +69,17 @@ class RayCluster:
         argv += [f"--dashboard-host={LOOPBACK}", f"--node-ip-address={LOOPBACK}", f"--temp-dir={folder}"]
         argv += ["--min-worker-port=0", "--max-worker-port=0", "--disable-usage-stats", "--no-monitor"]
         argv += [f"--num-cpus={LOGICAL_CPUS}", "--num-gpus=0", f"--object-store-memory={OBJECT_STORE_BYTES}"]
-        env = child_environment(
-            # Off, Ray binds loopback instead of every interface.
-            RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",
-            # Other users of this machine reach loopback too, and the Jobs API runs commands.
-            RAY_AUTH_MODE="token",
-            RAY_AUTH_TOKEN=token,
-            DASHBOARD_METRIC_PORT=str(ports[-1]),
-            # Logs tell every line as it is: by default Ray folds repeated ones of several workers.
-            RAY_DEDUP_LOGS="0",
-            RAY_COLOR_PREFIX="0",
-            # By default Ray waits for its actors to end by themselves: when it is stopped, the job is over.
-            RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S="0",
-        )
+        # Ray speaks to nobody beyond loopback, and a proxy's address may hold a password.
+        passed_on = {
+            name: value for name, value in child_environment().items() if "proxy" not in name.lower()
+        }
+        env = passed_on | _environment(folder, token, ports[-1])
         process = ProcessGroup.start("Ray", argv, log=log, env=env)
-        return cls(process, f"http://{LOOPBACK}:{ports[0]}", {"Authorization": f"Bearer {token}"})
+        return cls(process, folder, f"http://{LOOPBACK}:{ports[0]}", {"Authorization": f"Bearer {token}"})
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, watch: Callable[[], None]) -> None:
         """Waits until the Jobs API answers. Raises RecipeError with the log's tail when Ray can't start."""
-        self.process.wait_ready(self._answers, seconds=START_SECONDS)
+        self.process.wait_ready(self._answers, seconds=START_SECONDS, watch=watch)
 
     def _answers(self) -> bool:
         try:
@@ -94,5 +89,24 @@ class RayCluster:
             return False
 
     def stop(self) -> None:
-        """Ends every process of this Ray; its keeper removes the folder."""
+        """Ends every process of this Ray, and removes the folder that a keeper which was killed has left."""
         self.process.stop(grace=STOP_SECONDS)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _environment(folder: Path, token: str, metric_port: int) -> dict[str, str]:
+    return {
+        # What multiprocessing and torch leave behind goes with Ray's own files; no name there comes near 107 bytes.
+        "TMPDIR": str(folder),
+        # Off, Ray binds loopback instead of every interface.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        # Other users of this machine reach loopback too, and the Jobs API runs commands.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": token,
+        "DASHBOARD_METRIC_PORT": str(metric_port),
+        # Logs tell every line as it is: by default Ray folds repeated ones of several workers.
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_COLOR_PREFIX": "0",
+        # By default Ray waits for its actors to end by themselves: when it is stopped, the job is over.
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    }

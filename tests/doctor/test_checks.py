@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import tempfile
@@ -84,6 +85,38 @@ def test_a_busy_port_is_found_with_who_asked_for_it(empty_folder):
         port = busy.getsockname()[1]
         (finding,) = checks.ports(settings_of(f"SESSION_SERVER_PORT={port}"))
     assert all(part in str(finding) for part in ("SESSION_SERVER_PORT", str(port), "argument", "ss -ltnp"))
+
+
+@pytest.mark.parametrize("host", ["999.1.1.1", "no-such-host.invalid", "203.0.113.7", "x" * 70 + ".y", "::1"])
+def test_a_host_that_cannot_be_bound_is_found(empty_folder, host):
+    (finding,) = checks.ports(settings_of(f"AGENT_SERVER_HOST={host}"))
+    assert "AGENT_SERVER_HOST can't be bound" in str(finding)
+    assert host in str(finding)
+
+
+def test_a_busy_port_of_the_agent_server_is_found_at_its_own_address(empty_folder):
+    with socket.create_server(("127.0.0.2", 0)) as busy:
+        port = f"AGENT_SERVER_PORT={busy.getsockname()[1]}"
+        assert list(checks.ports(settings_of("AGENT_SERVER_HOST=127.0.0.2", port)))
+        assert not list(checks.ports(settings_of("AGENT_SERVER_HOST=127.0.0.3", port)))
+
+
+def test_prompts_from_a_pipe_are_refused_and_not_waited_for(empty_folder):
+    os.mkfifo(empty_folder / "pipe")
+    (finding,) = checks.prompts_have_tasks(settings_of("PROMPT_DATA=pipe"))
+    assert "PROMPT_DATA is no regular file" in str(finding)
+
+
+def test_a_missing_folder_of_tasks_is_called_missing(empty_folder):
+    (finding,) = checks.prompts_have_tasks(settings_of("TASKS_DIR=none"))
+    assert "the folder of TASKS_DIR is missing" in str(finding)
+
+
+def test_runs_root_that_is_a_file_is_found(empty_folder):
+    (empty_folder / "file").touch()
+    for root in ("file", "file/below"):
+        (finding,) = checks.runs_root_is_a_folder(settings_of(f"RUNS_ROOT={root}"))
+        assert "file is a file" in str(finding)
 
 
 def test_a_temporary_folder_too_deep_for_sockets_is_found(monkeypatch, empty_folder):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from recipe import keeper
-from recipe.errors import RecipeError
+from recipe.errors import BadInputError, RecipeError
 from recipe.process import LOOPBACK, ProcessGroup, free_ports, port_is_free
 
 # Leaves a child in a session of its own that ignores SIGTERM, and tells its process id.
@@ -43,7 +43,6 @@ def wait_until(condition, seconds: float = 30.0) -> None:
 def kept(tmp_path):
     """Starts a program under a keeper whose graces are short; gives the keeper and the detached child's pid."""
     scratch = tmp_path / "scratch"
-    scratch.mkdir()
     code = (
         f"import sys; sys.path.insert(0, {str(Path(keeper.__file__).parent)!r}); import keeper; "
         f"keeper.GRACE_SECONDS = 0.2; sys.exit(keeper.main({str(scratch)!r}, sys.argv[1:]))"
@@ -73,6 +72,7 @@ def test_a_keeper_ends_detached_descendants_and_its_scratch_when_the_program_end
 def test_a_keeper_that_is_told_to_stop_ends_everything(kept):
     process, child, scratch = kept(300)
     assert alive(child)
+    assert scratch.stat().st_mode & 0o777 == 0o700
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 0
     assert not alive(child)
@@ -83,6 +83,46 @@ def test_a_keeper_passes_the_exit_code_on(tmp_path):
     argv = [sys.executable, "-S", keeper.__file__, str(tmp_path / "none"), "sh", "-c"]
     assert subprocess.run([*argv, "exit 7"]).returncode == 7
     assert subprocess.run([*argv, "kill -9 $$"]).returncode == 137
+
+
+def test_a_keeper_that_is_stopped_at_any_early_moment_leaves_no_scratch(tmp_path):
+    for step in range(12):
+        scratch = tmp_path / str(step)
+        process = subprocess.Popen([sys.executable, "-S", keeper.__file__, str(scratch), "sleep", "300"])
+        time.sleep(step / 100)
+        process.terminate()
+        process.wait(timeout=30)
+        assert not scratch.exists(), f"stopped after {step / 100} s"
+
+
+def test_without_setpriv_the_start_is_refused_and_setpriv_named(tmp_path):
+    with pytest.raises(BadInputError, match=r"setpriv[^$]*util-linux"):
+        ProcessGroup.start("thing", ["true"], log=tmp_path / "log", env={"PATH": str(tmp_path)})
+
+
+def test_a_program_that_refuses_to_start_is_bad_input(tmp_path):
+    group = ProcessGroup.start(
+        "thing", ["sh", "-c", "echo no namespaces; exit 2"], log=tmp_path / "log", env=os.environ
+    )
+    with pytest.raises(BadInputError, match=r"thing refused to start[^$]*no namespaces"):
+        group.wait_ready(lambda: False, seconds=30)
+    group.stop()
+
+
+def test_waiting_can_be_watched_and_broken_off(tmp_path):
+    def watch() -> None:
+        raise InterruptedError
+
+    group = ProcessGroup.start("thing", ["sleep", "300"], log=tmp_path / "log", env=os.environ)
+    try:
+        for wait in (
+            lambda: group.wait_ready(lambda: False, seconds=30, watch=watch),
+            lambda: group.wait_end(seconds=30, watch=watch),
+        ):
+            with pytest.raises(InterruptedError):
+                wait()
+    finally:
+        group.stop()
 
 
 def test_what_a_killed_launcher_started_is_ended(tmp_path):

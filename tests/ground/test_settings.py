@@ -107,13 +107,39 @@ def test_a_named_env_file_must_exist(empty_folder):
 
 
 @pytest.mark.parametrize(
-    "word", ["NUM_ROLLOUT=0", "LR=nan", "LR=-1", "RUN_NAME=../out", "AGENT=none", "SEED=1.5"]
+    "word",
+    [
+        "NUM_ROLLOUT=0",
+        "LR=nan",
+        "LR=-1",
+        "RUN_NAME=../out",
+        "AGENT=none",
+        "SEED=1.5",
+        "HARBOR_AGENT_TIMEOUT_MULTIPLIER=inf",
+        "HARBOR_AGENT_CALL_TIMEOUT_SEC=inf",
+        "ROLLOUT_TIMEOUT_SEC=inf",
+        "RUNS_ROOT=~nosuchuser/x",
+    ],
 )
 def test_a_bad_value_is_refused_with_name_value_and_source(word):
     name, _, value = word.partition("=")
     with pytest.raises(BadInputError) as refused:
         load("smoke", [word])
     assert all(part in str(refused.value) for part in (name, value, "argument"))
+
+
+def test_a_bad_run_name_is_told_in_words_and_a_long_one_not_in_full():
+    with pytest.raises(BadInputError) as refused:
+        load("smoke", ["RUN_NAME=" + "x" * 5000])
+    assert "at most 100 letters" in str(refused.value)
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("name", ["latin", "~nosuchuser/x"])
+def test_a_settings_file_that_cannot_be_read_is_named(empty_folder, name):
+    (empty_folder / "latin").write_bytes("AGENT_MODEL_NAME=\xe9\n".encode("latin-1"))
+    with pytest.raises(BadInputError, match=f"can't be read[^$]*where +{name}"):
+        load("smoke", [f"ENV_FILE={name}"])
 
 
 def test_bad_values_do_not_drag_in_what_is_derived_from_them():
@@ -136,7 +162,7 @@ def test_a_secret_is_in_no_dump():
     assert "planted-value" not in json.dumps(settings.public()) + repr(settings) + str(settings)
 
 
-def test_a_child_gets_neither_credentials_nor_what_would_change_its_ray_or_python(monkeypatch):
+def test_a_child_gets_what_it_needs_and_nothing_that_we_do_not_know(monkeypatch):
     unwanted = (
         "RAY_ADDRESS",
         "PYTHONPATH",
@@ -144,13 +170,16 @@ def test_a_child_gets_neither_credentials_nor_what_would_change_its_ray_or_pytho
         "HF_TOKEN",
         "AWS_SECRET_ACCESS_KEY",
         "MAKEFLAGS",
+        "NIX_CONFIG",
+        "SOME_PRIVATE_VARIABLE",
     )
     for name in unwanted:
         monkeypatch.setenv(name, "x")
-    monkeypatch.setenv("KEPT", "y")
+    monkeypatch.setenv("LC_TIME", "y")
     environment = child_environment(RAY_COLOR_PREFIX="0")
     assert not set(unwanted) & set(environment)
-    assert (environment["KEPT"], environment["RAY_COLOR_PREFIX"]) == ("y", "0")
+    assert (environment["LC_TIME"], environment["RAY_COLOR_PREFIX"]) == ("y", "0")
+    assert {"PATH", "HOME"} <= set(environment)
 
 
 def test_the_written_tables_are_those_of_the_code():

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import signal
 
+import pytest
 from rich.console import Console
 
 from recipe.run import display
 from recipe.run.display import Display
+from recipe.run.interrupts import Interruption, Interrupts
 
 METRICS = {"reward_mean": 0.5, "groups_kept": 4}
 
@@ -66,3 +69,18 @@ def test_a_terminal_keeps_only_the_line_of_each_rollout():
     assert len(kept) == 1
     assert "rollout 1 of 2 done in 3.5 s: mean reward 0.50, 4 groups kept" in kept[0]
     assert "step 20 of 160, loss" not in out.getvalue()
+
+
+def test_a_line_is_printed_once_even_if_a_signal_comes_right_after_it():
+    class Interrupting(io.StringIO):
+        def flush(self) -> None:
+            if not self.closed and self.getvalue().count("\n") == 1:
+                signal.raise_signal(signal.SIGINT)
+
+    out = Interrupting()
+    with Interrupts() as interrupts, Display(Console(file=out), 2, interrupts.held) as shown:
+        with pytest.raises(Interruption):
+            shown.note("first")
+        interrupts.hold()
+        shown.note("second")
+    assert [line.split()[-1] for line in out.getvalue().splitlines()] == ["first", "second"]

@@ -35,12 +35,14 @@ cli.main()
 """
 
 START = """
-import os, subprocess, time
+import os, subprocess, tempfile, time
 from pathlib import Path
 from recipe.events import EventLog
 
 events = EventLog(Path(os.environ["RUN"]) / "events.jsonl")
 events.write("phase", phase="start", rollout=None)
+# As multiprocessing and torch do, who leave it.
+tempfile.mkdtemp()
 """
 
 SUCCEED = """
@@ -90,7 +92,7 @@ class Run:
         found = []
         for entry in Path("/proc").iterdir():
             try:
-                if f"TMPDIR={self.temporary}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                if f"TMPDIR={self.temporary}".encode() in (entry / "environ").read_bytes():
                     found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
             except (OSError, ValueError):
                 continue
@@ -108,8 +110,9 @@ class Run:
                 continue
         raise AssertionError(f"no process with {word}")
 
-    def left_ray_folders(self) -> list[Path]:
-        return list(self.temporary.glob("ray-*"))
+    def left_files(self) -> list[Path]:
+        """Temporary files, but for the folder that all sandboxes of a user share."""
+        return [path for path in self.temporary.iterdir() if not path.name.startswith("inkling-grpo-")]
 
 
 @pytest.fixture
@@ -154,7 +157,7 @@ def test_a_job_that_succeeds_leaves_its_folder_and_nothing_else(start):
     code, output = run.end()
     assert code == 0, output
     assert "Proven:" in output
-    assert (run.left_processes(), run.left_ray_folders()) == ([], [])
+    assert (run.left_processes(), run.left_files()) == ([], [])
     manifest = json.loads((run.folder / "run_manifest.json").read_text())
     assert (manifest["exit_code"], manifest["error"]) == (0, None)
     assert manifest["prompt_data"]["rows"] == 1
@@ -194,7 +197,7 @@ def test_ctrl_c_during_the_job_stops_even_what_detached_itself(start):
     said = "error: interrupted (SIGINT): everything that was started is stopped"
     assert output.splitlines()[-2:] == [said, f"  where    {run.folder}"]
     assert "Traceback" not in output
-    assert (run.left_processes(), run.left_ray_folders()) == ([], [])
+    assert (run.left_processes(), run.left_files()) == ([], [])
     assert json.loads((run.folder / "run_manifest.json").read_text())["exit_code"] == 130
 
 
@@ -206,7 +209,7 @@ def test_ctrl_c_while_the_servers_start_stops_them(start):
     code, output = run.end()
     assert code == 130, output
     assert "Traceback" not in output
-    assert (run.left_processes(), run.left_ray_folders()) == ([], [])
+    assert (run.left_processes(), run.left_files()) == ([], [])
 
 
 def test_a_launcher_that_is_killed_leaves_nothing_running(start):
@@ -214,7 +217,7 @@ def test_a_launcher_that_is_killed_leaves_nothing_running(start):
     run.wait_for("the job is hanging")
     run.process.kill()
     wait_until(lambda: not run.left_processes())
-    wait_until(lambda: not run.left_ray_folders())
+    wait_until(lambda: not run.left_files())
 
 
 @pytest.mark.parametrize(
@@ -241,12 +244,32 @@ def test_an_unsound_task_refuses_the_start_and_leaves_no_folder(start, tmp_path)
     assert run.left_processes() == []
 
 
+def test_a_machine_that_can_run_no_sandbox_refuses_the_start_and_leaves_no_folder(
+    start, tmp_path, monkeypatch
+):
+    program = tmp_path / "bin" / "bwrap"
+    program.parent.mkdir()
+    program.write_text(
+        '#!/bin/sh\ncase "$*" in --version) echo bubblewrap 9.9.9;; *) echo no namespaces here >&2; exit 1;; esac\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    run = start(SUCCEED)
+    code, output = run.end()
+    assert code == 2, output
+    assert "no namespaces here" in output
+    assert not run.folder.exists()
+    assert run.left_processes() == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["RUN_NAME=used"], "the run folder is in use"),
         (["PROMPT_DATA=missing.jsonl"], "could not be read"),
-        (["TASKS_DIR=missing"], "there are no tasks"),
+        (["TASKS_DIR=missing"], "the folder of TASKS_DIR is missing"),
+        (["AGENT_SERVER_HOST=999.1.1.1"], "AGENT_SERVER_HOST can't be bound"),
+        (["PROMPT_DATA=/dev/zero"], "PROMPT_DATA is no regular file"),
         (["LOAD_DIR=missing"], "LOAD_DIR holds no checkpoints"),
         (["NUM_ROLLOUT=none"], "NUM_ROLLOUT has a bad value"),
         (["GLOBAL_BATCH_SIZE=3"], "do not go together"),

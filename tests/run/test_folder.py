@@ -1,0 +1,56 @@
+"""A run's folder on a disk that gets full: nothing half-made stays, and the message names the disk."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from recipe.errors import BadInputError, RecipeError
+from recipe.run import launch
+from recipe.run.folder import RunFolder, full_disk_named, write_whole
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_file_that_could_not_be_written_leaves_no_part_of_it(tmp_path, monkeypatch):
+    write_whole(tmp_path / "file", "before")
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(tmp_path / "file", "after")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
+
+
+def test_a_folder_that_can_be_made_only_in_part_is_not_made(tmp_path, monkeypatch):
+    mkdir = Path.mkdir
+    monkeypatch.setattr(
+        Path, "mkdir", lambda path, **how: full() if path.name == "dump_details" else mkdir(path, **how)
+    )
+    with pytest.raises(BadInputError, match="can't be made"):
+        RunFolder.create(tmp_path / "runs" / "run")
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_full_disk_is_told_with_its_place_and_what_is_free(tmp_path):
+    with pytest.raises(RecipeError) as told, full_disk_named(tmp_path / "runs"):
+        full()
+    assert f"RUNS_ROOT {tmp_path}/runs" in str(told.value)
+    assert "bytes free" in str(told.value)
+    with pytest.raises(PermissionError), full_disk_named(tmp_path):
+        raise PermissionError
+
+
+def test_a_manifest_that_cannot_be_finished_does_not_hide_why_the_run_failed():
+    class Manifest:
+        finish = full
+
+    out = io.StringIO()
+    launch._finish(Manifest(), RecipeError("the run's own error"), Console(file=out, width=200))
+    assert "run_manifest.json lacks the end of the run" in out.getvalue()
+    assert "No space" in out.getvalue()
