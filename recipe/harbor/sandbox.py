@@ -8,17 +8,18 @@ thread: the kernel ends a sandbox with the thread that started it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
 import os
 import re
 import shutil
 import signal
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipe.errors import RecipeError
-from recipe.harbor import cgroups
+from recipe.errors import BadInputError, RecipeError
+from recipe.harbor import cgroups, session
 from recipe.harbor.bwrap import DAEMON, ETC_OURS, NOBODY, find_bwrap, sandbox_arguments
 from recipe.harbor.channel import Channel, SandboxError
 from recipe.harbor.output import Output
@@ -86,9 +87,9 @@ class Sandbox:
         self.scratch: Scratch | None = None
         self.pid: int | None = None
         self._channel: Channel | None = None
-        self._bwrap: asyncio.subprocess.Process | None = None
+        self._bwrap: subprocess.Popen[bytes] | None = None
         self._outputs: list[Output] = []
-        self._stopping: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
         """Returns when commands can run. Raises BadInputError or SandboxError; nothing is left then."""
@@ -112,7 +113,7 @@ class Sandbox:
         command = [str(bwrap)] if owner is None else _as_user(owner, bwrap, self.scratch.path)
         self._channel = Channel()
         try:
-            await self._launch(command, self.scratch, self._channel, errors)
+            self._bwrap = self._launch(command, self.scratch, self._channel, errors)
             async with asyncio.timeout(START_SECONDS):
                 self.pid = await self._channel.ready
             cgroups.enter(groups, self.pid)
@@ -125,16 +126,19 @@ class Sandbox:
                 "kernel.apparmor_restrict_unprivileged_userns); /usr/bin/python3 must be 3.9 or later",
             ) from error
 
-    async def _launch(self, command: list[str], scratch: Scratch, channel: Channel, errors: int) -> None:
+    def _launch(
+        self, command: list[str], scratch: Scratch, channel: Channel, errors: int
+    ) -> subprocess.Popen[bytes]:
+        """Without asyncio, whose own start of a process kills it halfway when cancelled."""
         texts = {f"/etc/{name}": text.encode() for name, text in ETC_OURS.items()}
         data = {path: _memory(text) for path, text in {**texts, DAEMON: EXECD.read_bytes()}.items()}
         passed = channel.theirs.fileno()
+        command += sandbox_arguments(scratch.folders, data, [str(passed), *self.limits.rlimits()])
         try:
-            self._bwrap = await asyncio.create_subprocess_exec(
-                *command,
-                *sandbox_arguments(scratch.folders, data, [str(passed), *self.limits.rlimits()]),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
+            return subprocess.Popen(
+                session.recorded(scratch.path, command),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
                 stderr=errors,
                 pass_fds=(passed, *data.values()),
                 start_new_session=True,
@@ -189,34 +193,32 @@ class Sandbox:
             raise SandboxError("the sandbox's processes do not die", where=f"PID 1 is {self.pid}") from error
 
     async def stop(self) -> None:
-        """Ends every process and removes the folder; may be called at any time and more than once."""
+        """Ends every process and removes the folder; may be called at any time and more than once.
+
+        It goes on when cancelled, and `asyncio.run` waits for it.
+        """
         if self._stopping is None:
-            self._stopping = asyncio.create_task(self._stop())
+            if self._channel is not None:
+                self._channel.close()  # PID 1 ends, and is only gone once all its processes are
+            for output in self._outputs:
+                output.close()
+            # No task: asyncio.run cancels every task, shielded or not.
+            self._stopping = asyncio.get_running_loop().run_in_executor(None, self._end)
         await asyncio.shield(self._stopping)
 
-    async def _stop(self) -> None:
-        if self._channel is not None:
-            self._channel.close()  # PID 1 ends, and is only gone once all its processes are
-        if self._bwrap is not None:
-            await self._ended(self._bwrap)
-        for output in self._outputs:
-            output.close()
+    def _end(self) -> None:
+        """In a thread. Raises SandboxError when even SIGKILL does not end the processes."""
+        bwrap, kills = self._bwrap, []
+        if bwrap is not None:
+            pids = [bwrap.pid] if self.pid is None else [self.pid, bwrap.pid]  # bwrap waits for PID 1
+            kills = [functools.partial(os.kill, pid, signal.SIGKILL) for pid in pids]
+            if not session.end(bwrap, kills, STOP_SECONDS):
+                raise SandboxError("a sandbox does not end", where=f"PID 1 is {self.pid}, bwrap {bwrap.pid}")
         if self.scratch is not None:
-            await asyncio.to_thread(self.scratch.remove)
-
-    async def _ended(self, bwrap: asyncio.subprocess.Process) -> None:
-        """bwrap waits for PID 1. Raises SandboxError when even SIGKILL does not end them."""
-        for pid in (None, self.pid, bwrap.pid):
-            if pid is not None and bwrap.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(bwrap.wait(), STOP_SECONDS)
-                return
-        raise SandboxError("a sandbox does not end", where=f"PID 1 is {self.pid}, bwrap is {bwrap.pid}")
+            self.scratch.remove()
 
     def _running(self) -> Channel:
-        if self._channel is None or self.pid is None:
+        if self._channel is None or self.pid is None or self._stopping is not None:
             raise SandboxError("the sandbox is not running")
         return self._channel
 
@@ -261,7 +263,10 @@ def _memory(content: bytes) -> int:
 
 
 async def probe(root: Path | None = None) -> None:
-    """Starts and stops one sandbox. Raises BadInputError or SandboxError where this machine can't run any."""
+    """Starts and stops one sandbox. Raises BadInputError where this machine can't run any."""
     sandbox = Sandbox(root=root)
-    await sandbox.start()
+    try:
+        await sandbox.start()
+    except SandboxError as error:
+        raise BadInputError(error.problem, **error.facts) from error
     await sandbox.stop()

@@ -2,6 +2,7 @@
 
     SCRATCH_ROOT/<sandbox>/          locked (flock) by the process that runs the sandbox
         cgroups                      the groups made for it, one a line
+        session                      number of its processes' session
         0/ 1/ ...                    what the sandbox sees as its writable folders
 
 The kernel drops a lock with its process, however that ends: an unlocked folder is a dead run's.
@@ -10,6 +11,7 @@ The kernel drops a lock with its process, however that ends: an unlocked folder 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -21,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipe.errors import BadInputError, RecipeError
-from recipe.harbor import cgroups
+from recipe.harbor import cgroups, session
 
 # Removes what rmtree can't: folders without permissions, and ones nested too deep for recursion.
 REMOVE = 'chmod -R u+rwX -- "$1"; exec rm -rf -- "$1"'
@@ -68,7 +70,7 @@ class Scratch:
             folder.mkdir()
             folder.chmod(0o1777 if name in ("/tmp", "/var/tmp") else 0o755)  # noqa: S108
             if owner is not None:
-                os.chown(folder, owner, owner)
+                _give(folder, owner)
 
     def remove(self) -> None:
         """Removes the groups and the folder. Raises RecipeError or OSError when something stays."""
@@ -80,7 +82,10 @@ class Scratch:
 
 
 def sweep(root: Path) -> int:
-    """Removes what dead owners left below `root`, folders and cgroups; returns how many sandboxes' it was."""
+    """Ends and removes what dead owners left below `root`: processes, cgroups and folders of sandboxes.
+
+    Returns how many sandboxes' it was.
+    """
     if not root.is_dir():
         return 0
     dead = []
@@ -89,6 +94,7 @@ def sweep(root: Path) -> int:
             with contextlib.suppress(OSError):
                 dead.append((path, _lock(path)))
     for path, lock in dead:
+        session.end_recorded(path)
         with contextlib.suppress(FileNotFoundError):
             cgroups.remove(map(Path, (path / "cgroups").read_text().splitlines()))
         _remove(path)
@@ -124,6 +130,21 @@ def _prepare(root: Path, owner: int | None) -> None:
             where=root,
             run="set TMPDIR to a folder like /var/tmp",
         )
+
+
+def _give(folder: Path, owner: int) -> None:
+    try:
+        os.chown(folder, owner, owner)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EPERM):
+            raise
+        raise BadInputError(
+            "this root user can't give its sandboxes' folders away",
+            expected=f"a user namespace that also maps uid and gid {owner}, with CAP_CHOWN, or an ordinary user",
+            found=error,
+            where="/proc/self/uid_map",
+            run="run as an ordinary user, or map more users (unshare --map-auto, subuids for the container)",
+        ) from error
 
 
 @contextlib.contextmanager

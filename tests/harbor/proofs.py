@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,25 @@ def processes_of(command: str) -> list[int]:
             if arguments.rstrip("\0").replace("\0", " ") == command:
                 found.append(int(folder.name))
     return found
+
+
+def processes_naming(path: Path) -> list[int]:
+    """Pids of living processes whose command line names `path`, as that of a bwrap names its scratch folder."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(path) in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def kill_once_it_has_forked(bwrap: int) -> None:
+    """In time, most often, to keep it from telling its child to go on, which then waits for ever."""
+    children = Path(f"/proc/{bwrap}/task/{bwrap}/children")
+    deadline = time.monotonic() + 30
+    while not children.read_bytes():
+        assert time.monotonic() < deadline, "bwrap does not fork"
+    os.kill(bwrap, signal.SIGKILL)
 
 
 def cgroups_of(pattern: str) -> list[Path]:

@@ -18,7 +18,7 @@ import httpx
 import pytest
 from proofs import exists, left_in, processes_of, wait_until
 
-from recipe.errors import BadInputError, RecipeError
+from recipe.errors import BadInputError
 from recipe.harbor import server as launcher
 from recipe.harbor.server import AgentServer, start_agent_server
 from recipe.process import LOOPBACK, ProcessGroup, free_port
@@ -259,7 +259,7 @@ def test_a_start_that_cannot_work_is_refused(task: Path) -> None:
     closed = task.parent.parent / "closed"
     (closed / f"inkling-grpo-{os.getuid()}").mkdir(parents=True, mode=0o777)
     (closed / f"inkling-grpo-{os.getuid()}").chmod(0o777)
-    with pytest.raises(RecipeError, match="exit code 2") as refused:
+    with pytest.raises(BadInputError, match="refused to start") as refused:
         start_agent_server(**options | {"env": dict(os.environ) | {"TMPDIR": str(closed)}})
     assert "not safely ours" in refused.value.facts["found"]
     assert "Traceback" not in refused.value.facts["found"]

