@@ -10,7 +10,7 @@ fail() {
 }
 
 # A fetch by commit needs no branch that still has it; one commit deep, the history is not downloaded.
-git -C "$dir" fetch --quiet --no-tags --depth 1 "$url" "$rev" || fail "the commit could not be fetched" "nothing"
+git -C "$dir" fetch --quiet --no-tags --depth 1 -- "$url" "$rev" || fail "the commit could not be fetched" "nothing"
 git -C "$dir" checkout --quiet --detach FETCH_HEAD || fail "the commit could not be checked out" "local changes"
 
 # A branch, a tag or a shortened hash is fetched as well, and would name another commit tomorrow.

@@ -81,7 +81,7 @@ def pins_check(
 
     chosen, pins = load_checkouts(assignments or ()), load_pins()
     if write:
-        rendered.write(PROJECT_ROOT, pins)
+        rendered.write(rendered.stale(PROJECT_ROOT, pins))
     sys.exit(check.report(PROJECT_ROOT, pins, chosen, network=online, as_json=as_json))
 
 

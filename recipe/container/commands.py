@@ -112,7 +112,7 @@ def ray(
 def slurm(
     recipe: RecipeName,
     *,
-    command: Annotated[str | None, typer.Option(help="On the head node; default: make train-RECIPE.")] = None,
+    command: Annotated[str, typer.Option(help="Words to run on the head node; no shell reads them.")],
     image: Annotated[
         Path | None, typer.Option(help="The image as a file; default: DATA_DIR/inkling-grpo-RECIPE-TAG.sqsh.")
     ] = None,
@@ -136,7 +136,7 @@ def slurm(
     job = SlurmJob(
         image=image or data_dir / f"{name(pins, recipe).replace(':', '-')}.sqsh",
         storage=_storage(model_root, data_dir, project),
-        command=command or f"make train-{recipe}",
+        command=command,
         num_nodes=num_nodes,
         time=time,
         partition=partition,

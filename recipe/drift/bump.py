@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from recipe.drift import rendered
 from recipe.drift.checkouts import SETTINGS
 from recipe.drift.git import git
 from recipe.errors import BadInputError
+from recipe.files import read_text
 from recipe.pins import FLAKE, UPSTREAM, Feature, FlakeInput, Pins, load_pins, parse_upstream, replaced
 from recipe.settings import Checkouts
 
@@ -27,15 +26,16 @@ def bump_source(
     sources = _named(pins.recipes, recipe, "RECIPE").sources
     old = _named(sources, source, "SOURCE").rev
     path, steps = root / UPSTREAM, ("recipes", recipe, source)
-    text = replaced(path.read_text(), (*steps, "rev"), rev)
+    text = replaced(read_text(path), (*steps, "rev"), rev)
     text = replaced(text, (*steps, "narHash"), nar_hash)
-    parse_upstream(path, text)
-    _write(path, text)
-    pins = load_pins(root)
+    upstream = parse_upstream(path, text)
+    pins = pins.model_copy(update={"recipes": upstream.recipes})
+    rendered_anew = rendered.stale(root, pins)
+    rendered.write({path: text, **rendered_anew})
     yield f"{recipe} {source}: {old} -> {rev}"
     yield f"narHash: {nar_hash or 'null (NAR_HASH=... records one)'}"
     yield f"reason, as before: {sources[source].reason}; edit {UPSTREAM} if it no longer holds"
-    yield from (f"written: {name}" for name in rendered.write(root, pins))
+    yield from (f"written: {path.relative_to(root)}" for path in rendered_anew)
     yield from _relied_on(pins, recipe, source, (old, rev), chosen)
 
 
@@ -50,14 +50,15 @@ def bump_flake_input(root: Path, name: str) -> Iterator[str]:
         )
     path = root / "flake.lock"
     try:
-        lock = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        locked = json.loads(read_text(path))["nodes"][name]["locked"]
+        rev = locked["rev"]
+    except (ValueError, LookupError, TypeError) as error:
         raise BadInputError(
-            "flake.lock can't be read", found=error, where=path, run="nix flake lock"
+            "flake.lock can't be read", found=repr(error), where=path, run="nix flake lock"
         ) from None
-    locked = _named(lock["nodes"], name, "SOURCE")["locked"]
-    _write(root / FLAKE, replaced((root / FLAKE).read_text(), (name, "seal"), FlakeInput.seal_of(locked)))
-    yield f"{name}: {FLAKE} seals {locked['rev']} as flake.lock has it"
+    sealed = replaced(read_text(root / FLAKE), (name, "seal"), FlakeInput.seal_of(locked))
+    rendered.write({root / FLAKE: sealed})
+    yield f"{name}: {FLAKE} seals {rev} as flake.lock has it"
 
 
 def _named[T](known: dict[str, T], name: str, word: str) -> T:
@@ -66,14 +67,6 @@ def _named[T](known: dict[str, T], name: str, word: str) -> T:
             f"{word} is unknown", expected=f"one of {', '.join(known)}", found=name or "nothing"
         )
     return known[name]
-
-
-def _write(path: Path, text: str) -> None:
-    """All of it or nothing, also when we are killed meanwhile."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        file.write(text)
-    os.chmod(file.name, path.stat().st_mode)  # noqa: PTH101
-    os.replace(file.name, path)  # noqa: PTH105
 
 
 def _relied_on(

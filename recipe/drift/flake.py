@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from recipe.drift.lines import Line, compare, drift, ok, skip
+from recipe.drift.lines import Line, compare, drift, ok
+from recipe.files import read_text
 from recipe.pins import FLAKE, FlakeInput, Pins, line_of
 
 LOCK_VERSION = 7  # what Nix 2.8 to 2.34 write
@@ -20,9 +21,15 @@ def check(root: Path, pins: Pins) -> Iterator[Line]:
     nix, lock = root / "flake.nix", root / "flake.lock"
     missing = [path.name for path in (nix, lock) if not path.is_file()]
     if missing:
-        yield skip("flake.lock", f"there is no {' and no '.join(missing)}")
+        yield drift(
+            "flake.nix and flake.lock are there",
+            expected="both files",
+            found=f"no {' and no '.join(missing)}",
+            where=FLAKE,
+            run=f"git checkout {' '.join(missing)}",
+        )
         return
-    text = lock.read_text()
+    text = read_text(lock)
     try:
         data = json.loads(text)
         nodes = data["nodes"]
@@ -30,10 +37,10 @@ def check(root: Path, pins: Pins) -> Iterator[Line]:
         yield compare(
             "flake.lock has the known version", LOCK_VERSION, data["version"], where=_at(text), run=RELOCK
         )
-        yield from _inputs(declared(nix.read_text()), nodes, inputs, text)
+        yield from _inputs(declared(read_text(nix)), nodes, inputs, text)
         yield from _nodes(nodes, data["root"], text)
         yield from _seals(pins.flake_inputs, nodes, data["root"], text)
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (json.JSONDecodeError, RecursionError, LookupError, TypeError, AttributeError) as error:
         # Nix reads this file before anything else: what is wrong with it, Nix says best.
         yield drift(
             "flake.lock can be read",

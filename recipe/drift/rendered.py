@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
 from recipe import settings_tables
 from recipe.drift.lines import Line, drift, ok
+from recipe.errors import BadInputError
+from recipe.files import read_text, write_whole
 from recipe.pins import NEEDED, Pins, Source
 
 START, END = "<!-- written by recipe pins-check --write -->", "<!-- end -->"
@@ -27,10 +29,22 @@ def versions(pins: Pins, readme: str) -> str:
         cells = [_source(recipe.sources.get(name)) for recipe in (pins.recipes[key] for key in NEEDED)]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines += [f"| model | {model} | the same |", f"| image | {image} | the same |", ""]
-    before, _, rest = readme.partition(START)
-    return "".join(
-        [before, START, "\n".join(["", *lines, ""]).rstrip("\n"), "\n\n", END, rest.partition(END)[2]]
-    )
+    before, after = _around(readme)
+    return "".join([before, START, "\n".join(["", *lines, ""]).rstrip("\n"), "\n\n", END, after])
+
+
+def _around(readme: str) -> tuple[str, str]:
+    """What stands before and after the table. Raises BadInputError where its marks are not there once, in order."""
+    before, start, rest = readme.partition(START)
+    _, end, after = rest.partition(END)
+    if not (start and end) or START in rest or END in before + after:
+        raise BadInputError(
+            "README.md has lost the marks of its table of versions, so nothing was written",
+            expected=f"{START} and later {END}, once each",
+            where="README.md",
+            run="git checkout README.md",
+        )
+    return before, after
 
 
 @dataclass(frozen=True)
@@ -58,17 +72,17 @@ def check(root: Path, pins: Pins) -> Iterator[Line]:
         yield ok(name) if found == expected else _first_difference(file.path, name, expected, found)
 
 
-def write(root: Path, pins: Pins) -> list[str]:
-    """Writes the files that differ from their source; their paths."""
-    written = []
-    for file in RENDERED:
-        found = _read(root / file.path)
-        expected = file.render(pins, found)
-        if found != expected:
-            (root / file.path).parent.mkdir(parents=True, exist_ok=True)
-            (root / file.path).write_text(expected)
-            written.append(file.path)
-    return written
+def stale(root: Path, pins: Pins) -> dict[Path, str]:
+    """The files that differ from their source, and what they must be."""
+    rendered = {root / file.path: file.render(pins, _read(root / file.path)) for file in RENDERED}
+    return {path: text for path, text in rendered.items() if text != _read(path)}
+
+
+def write(files: Mapping[Path, str]) -> None:
+    """Writes each file whole."""
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)
 
 
 def _first_difference(path: str, name: str, expected: str, found: str) -> Line:
@@ -80,7 +94,7 @@ def _first_difference(path: str, name: str, expected: str, found: str) -> Line:
 
 
 def _read(path: Path) -> str:
-    return path.read_text() if path.is_file() else ""
+    return read_text(path) if path.exists() else ""
 
 
 def _source(source: Source | None) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from recipe.errors import BadInputError, RecipeError
+from recipe.files import write_whole
 
 SUBFOLDERS = ("logs", "trials", "checkpoints", "dump_details", "launcher", "report")
 
@@ -63,16 +64,6 @@ class RunFolder:
     @property
     def job_file(self) -> Path:
         return self.path / "launcher" / "job.json"
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file that a reader never sees half-written."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from recipe.errors import RecipeError
-from recipe.run.folder import RunFolder, write_json, write_whole
+from recipe.files import write_whole
+from recipe.run.folder import RunFolder, write_json
 from recipe.settings import Settings
 from recipe.tasks.prompts import Row
 

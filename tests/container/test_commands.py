@@ -26,7 +26,7 @@ COMMANDS = {
     "check": ["check", "--recipe", "camel"],
     "head": ["ray", "--recipe", "camel", *HEAD],
     "worker": ["ray", "--recipe", "camel", *HEAD, "--node-ip", "10.0.0.2"],
-    "slurm": ["slurm", "--recipe", "camel"],
+    "slurm": ["slurm", "--recipe", "camel", "--command", "make help"],
     "kuberay": ["kuberay", "--recipe", "camel", "--repository", "registry.example/inkling"],
 }
 
@@ -104,7 +104,7 @@ def test_a_missing_program_is_said_without_a_traceback():
 @pytest.mark.parametrize(
     "words",
     [
-        ["slurm", "--recipe", "camel", "--num-nodes", "4"],
+        ["slurm", "--recipe", "camel", "--command", "true", "--num-nodes", "4"],
         ["ray", "--recipe", "camel", "--head-ip", "node-1"],
         ["start", "--recipe", "camel", "--data-dir", "relative"],
     ],

@@ -11,6 +11,7 @@ import pytest
 from drifting import change, git, only_drift, other_digit
 
 from recipe.drift import flake, offline, rendered
+from recipe.errors import BadInputError
 from recipe.pins import PROJECT_ROOT, load_pins
 
 
@@ -207,10 +208,20 @@ def test_inputs_are_read_in_every_form_that_a_flake_may_have():
     }
 
 
-def test_without_a_flake_it_is_skipped_with_the_reason(tree):
-    (tree / "flake.lock").unlink(missing_ok=True)
-    (line,) = flake.check(tree, load_pins(tree))
-    assert (line.status, line.facts["reason"]) == ("skip", "there is no flake.lock")
+def test_a_deleted_lock_is_a_drift(tree):
+    (tree / "flake.lock").unlink()
+    facts = only_drift(flake.check(tree, load_pins(tree)))
+    assert (facts["found"], facts["run"]) == ("no flake.lock", "git checkout flake.lock")
+
+
+@pytest.mark.parametrize("mark", [rendered.START, rendered.END])
+def test_a_lost_mark_of_the_readme_is_refused_and_nothing_is_written(tree, mark):
+    readme = tree / "README.md"
+    text = readme.read_text().replace(mark, "")
+    readme.write_text(text)
+    with pytest.raises(BadInputError, match="lost the marks"):
+        rendered.write(rendered.stale(tree, load_pins(tree)))
+    assert readme.read_text() == text
 
 
 def test_a_feature_of_a_source_that_its_recipe_lacks_is_named(tree):

@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 
 from recipe.errors import BadInputError, RecipeError
+from recipe.files import write_whole
 from recipe.run import launch
-from recipe.run.folder import RunFolder, full_disk_named, write_whole
+from recipe.run.folder import RunFolder, full_disk_named
 
 
 def full(*_: object, **__: object) -> None:
