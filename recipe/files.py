@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from recipe.errors import BadInputError
@@ -17,7 +18,8 @@ def read_text(path: Path) -> str:
 
 def write_whole(path: Path, text: str) -> None:
     """Writes a file that a reader never sees half-written; its mode stays. Raises OSError and leaves nothing."""
-    partial = path.with_name(f".{path.name}.partial")
+    # Two runs may write one file of a shared cache at the same time.
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         partial.write_text(text, encoding="utf-8")
         if path.exists():

@@ -34,7 +34,6 @@ class State:
     rewards: list[float] = field(default_factory=list)
     done: int = 0
     warm_start: str = "playing its lessons"
-    history: list[float] = field(default_factory=list)
 
     def take(self, event: Event) -> None:
         """Brings the state up to date."""
@@ -54,10 +53,9 @@ class State:
                 self.done += 1
                 if event.get("reward") is not None:
                     self.rewards.append(event["reward"])
-            case {"kind": "rollout", "metrics": metrics}:
+            case {"kind": "rollout"}:
                 self.finished += 1
                 self.running = set()
-                self.history.append(metrics["reward_mean"])
 
     def line(self) -> str:
         """Where the run is, in one line."""

@@ -6,7 +6,6 @@ Written from task directories, whole or not at all; every row is checked when it
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from recipe.errors import BadInputError, RecipeError
+from recipe.files import write_whole
 
 # A name that stays inside the folder it is joined to, on every file system and in every shell.
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -50,15 +50,11 @@ def build_rows(tasks_dir: Path, agent_name: str) -> list[Row]:
 def write_prompt_data(rows: Iterable[Row], path: Path) -> None:
     """Replaces `path` by `rows`, or leaves it as it was and raises RecipeError (a full disk)."""
     text = "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        write_whole(path, text)
     except OSError as error:
         raise RecipeError("prompt data could not be written", found=error, where=path) from error
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def read_prompt_data(path: Path) -> list[Row]:

@@ -17,7 +17,7 @@ import torch
 from safetensors.numpy import load_file
 
 from recipe.engines.local import checkpoint
-from recipe.engines.local.model import build_model, tiny_config
+from recipe.engines.local.model import build_model, load_weights, tiny_config
 from recipe.engines.local.trainer import Trainer, TrainingSample
 from recipe.harbor.scratch import default_root, sweep
 
@@ -102,9 +102,7 @@ def test_trainer_and_rollout_agree_on_every_probability(runs: tuple[Run, Run]) -
 def test_shuffled_routes_would_be_seen(runs: tuple[Run, Run]) -> None:
     torch.set_num_threads(1)
     model = build_model(tiny_config())
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(torch.from_numpy(runs[0].weights(0)[name]))
+    load_weights(model, runs[0].weights(0))
     trainer = Trainer(model, learning_rate=1e-3)
 
     def difference(shift: int) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from recipe.engines.local import checkpoint
-from recipe.engines.local.model import build_model, tiny_config
+from recipe.engines.local.model import build_model, load_weights, tiny_config
 from recipe.engines.local.policy import Policy
 from recipe.engines.local.trainer import Trainer, TrainingSample
 from recipe.engines.local.types import GenerateReply, GenerateRequest
@@ -128,9 +128,7 @@ class TrainerActor:
         model = build_model(tiny_config())
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         weights = checkpoint.read_weights(Path(directory), shapes)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(torch.from_numpy(weights[name]))
+        load_weights(model, weights)
         self._trainer = Trainer(model, self._learning_rate)
 
     def warm_start(self, lessons: Sequence[Lesson], seed: int, target: str) -> None:

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from recipe.errors import BadInputError
+from recipe.files import write_whole
 
 TRACKER = "latest_checkpointed_iteration.txt"
 COMPLETE = "complete.json"
@@ -27,7 +28,7 @@ def save(directory: Path, iteration: int, weights: Mapping[str, np.ndarray]) -> 
     """Writes checkpoint `iteration` under `directory` and returns its path."""
     target = directory / f"iter_{iteration:07d}"
     write_weights(target, weights)
-    _write_text(directory / TRACKER, str(iteration))
+    write_whole(directory / TRACKER, str(iteration))
     return target
 
 
@@ -43,7 +44,7 @@ def write_weights(target: Path, weights: Mapping[str, np.ndarray]) -> None:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     size = (target / WEIGHTS).stat().st_size
-    _write_text(target / COMPLETE, json.dumps({"bytes": size, "tensors": len(weights)}))
+    write_whole(target / COMPLETE, json.dumps({"bytes": size, "tensors": len(weights)}))
 
 
 def is_complete(directory: Path) -> bool:
@@ -105,9 +106,3 @@ def latest(directory: Path) -> Path:
             where=directory,
             run="LOAD_DIR=<RUNS_ROOT>/<run>/checkpoints",
         ) from error
-
-
-def _write_text(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text)
-    beside.replace(path)

@@ -21,13 +21,11 @@ def group_advantages(rewards: Tensor, algorithm: Algorithm = GRPO) -> Tensor:
     return centred / (rewards.std(dim=-1, keepdim=True) + algorithm.advantage_epsilon)
 
 
-def mean_over_samples(values: Tensor, lengths: Tensor) -> Tensor:
-    """The mean over samples of each sample's mean over its tokens: long and short samples weigh the same."""
-    return (values * token_weights(lengths)).sum()
-
-
 def token_weights(lengths: Tensor, samples: int | None = None) -> Tensor:
-    """1 / (tokens of the sample x samples) for each token; `samples` is the whole batch's count."""
+    """1 / (tokens of the sample x samples) for each token; `samples` is the whole batch's count.
+
+    Their weighted sum is the mean over samples of each one's mean: long and short samples weigh the same.
+    """
     count = len(lengths) if samples is None else samples
     return (1.0 / (lengths * count)).repeat_interleave(lengths)
 

@@ -7,6 +7,9 @@ width 32 (about 13 million parameters, nearly all of them vocabulary rows).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import InklingForCausalLM, InklingTextConfig
@@ -68,6 +71,13 @@ def build_model(config: InklingTextConfig, seed: int = 0) -> InklingForCausalLM:
         if name.endswith("global_scale"):
             parameter.requires_grad_(False)
     return model
+
+
+@torch.no_grad()
+def load_weights(model: InklingForCausalLM, weights: Mapping[str, np.ndarray]) -> None:
+    """Copies `weights`, which has an array for every parameter, into `model`."""
+    for name, parameter in model.named_parameters():
+        parameter.copy_(torch.tensor(weights[name]))
 
 
 def scaled_hidden(model: InklingForCausalLM, ids: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import InklingForCausalLM
 
 from recipe.engines.local.cache import Row, ServingCache
+from recipe.engines.local.model import load_weights
 from recipe.engines.local.routing import RoutingTape
 from recipe.engines.local.sampling import random_stream, sample
 from recipe.engines.local.types import Finish, GenerateReply, GenerateRequest
@@ -107,13 +108,11 @@ class Policy:
                 self._leave(index)
                 turn.done(turn.reply("abort"))
 
-    @torch.no_grad()
     def load_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Copies new weights in and forgets all state of the old ones. Raises RuntimeError when in flight."""
         if self.busy:
             raise RuntimeError("weights may change only while nothing is in flight")
-        for name, parameter in self.model.named_parameters():
-            parameter.copy_(torch.tensor(weights[name]))
+        load_weights(self.model, weights)
         self._sessions.clear()
         self._prompts.clear()
 

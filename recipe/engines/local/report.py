@@ -10,6 +10,7 @@ from typing import Any
 from recipe.engines.local.rollout import Rollout
 from recipe.engines.local.samples import Sample, Status
 from recipe.engines.local.trainer import TrainingSample
+from recipe.files import write_whole
 
 
 def training_samples(rollout: Rollout) -> list[TrainingSample]:
@@ -48,9 +49,7 @@ def rollout_metrics(rollout: Rollout) -> dict[str, Any]:
 def dump_rollout(path: Path, rollout: Rollout) -> None:
     """Writes the kept samples as JSON lines: what was sampled, what is trained, and what it was worth."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}")
-    beside.write_text("".join(json.dumps(_row(sample)) + "\n" for sample in rollout.samples))
-    beside.replace(path)
+    write_whole(path, "".join(json.dumps(_row(sample)) + "\n" for sample in rollout.samples))
 
 
 def _row(sample: Sample) -> dict[str, Any]:
