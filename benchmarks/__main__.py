@@ -18,7 +18,7 @@ from rich.table import Table
 from benchmarks.measure import Findings, Row
 from recipe.engines.local.job import OFFLINE, SPEED
 from recipe.errors import RecipeError
-from recipe.settings import child_environment
+from recipe.given import child_environment
 
 BENCHMARKS = ("generate", "train", "session_calls", "trials")
 ENVIRONMENT = {**SPEED, **OFFLINE, "TRL_EXPERIMENTAL_SILENCE": "1"}

@@ -20,9 +20,9 @@ from recipe.engines.local.lessons import ScriptedPolicy, command_turn, final_tur
 from recipe.engines.local.session_server import SessionServer
 from recipe.engines.local.sessions import SessionStore
 from recipe.errors import RecipeError
+from recipe.given import child_environment
 from recipe.harbor.server import AgentServer, start_agent_server
 from recipe.process import LOOPBACK
-from recipe.settings import child_environment
 from recipe.tasks.smoke_behaviours import SMOKE_BEHAVIOURS
 
 CONCURRENT = 8

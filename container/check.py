@@ -22,15 +22,20 @@ def main(tag: str, record: str = RECORD) -> None:
     """Checks the record against `tag`, and the image against the record."""
     try:
         text = Path(record).read_text(encoding="utf-8").rstrip("\n")
-    except OSError as error:
+    except (OSError, ValueError) as error:
         fail("this image was not built by us", expected="a record of its pins", found=error, where=record)
     found = f"pins-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     if found != tag:
         fail("this image was built from other pins", expected=tag, found=found, where=record)
-    pins = json.loads(text)
-    for name, source in pins["sources"].items():
-        check_checkout(name, source["path"], source["rev"])
-    for package, folder in pins["imports"].items():
+    try:
+        pins = json.loads(text)
+        checkouts = [(name, one["path"], one["rev"]) for name, one in pins["sources"].items()]
+        imports = list(pins["imports"].items())
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        fail("the record can't be read", expected="sources and imports", found=repr(error), where=record)
+    for checkout in checkouts:
+        check_checkout(*checkout)
+    for package, folder in imports:
         check_import(package, folder)
 
 
@@ -47,7 +52,10 @@ def check_checkout(name: str, path: str, rev: str) -> None:
 
 def check_import(package: str, folder: str) -> None:
     """Python would import the package from the folder; nothing is imported, since that can need a GPU."""
-    spec = importlib.util.find_spec(package)
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError) as error:
+        fail(f"{package} can't be looked up", expected=folder, found=repr(error), where=sys.executable)
     found = Path(spec.origin).parent.resolve() if spec and spec.origin else None
     if found != Path(folder).resolve():
         fail(f"{package} is imported from elsewhere", expected=folder, found=found, where=sys.executable)
@@ -56,7 +64,11 @@ def check_import(package: str, folder: str) -> None:
 
 def git(path: str, *arguments: str) -> str:
     """The output of a git command in the checkout."""
-    done = subprocess.run(["git", "-C", path, *arguments], capture_output=True, text=True, check=False)
+    command = ["git", "-C", path, *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        fail("git can't be run", expected="git on PATH", found=error, where=path)
     if done.returncode:
         fail("git can't read a checkout", expected="a git checkout", found=done.stderr.strip(), where=path)
     return done.stdout.strip()
@@ -70,4 +82,6 @@ def fail(problem: str, *, expected: object, found: object, where: object) -> NoR
 
 
 if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        fail("the check can't start", expected="TAG [PINS_JSON]", found=sys.argv[1:], where=sys.argv[0])
     main(*sys.argv[1:])

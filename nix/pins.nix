@@ -3,42 +3,42 @@ let
   file = "pins/upstream.json";
   read = builtins.fromJSON (builtins.readFile ../pins/upstream.json);
 
-  # A form is a leaf, { expected, holds }, or an attribute set of forms.
-  text = expected: pattern: {
-    inherit expected;
-    holds = value: builtins.isString value && builtins.match pattern value != null;
-  };
-  commit = text "a commit of 40 hex digits" "[0-9a-f]{40}";
-  repository = text "owner/name" "[A-Za-z0-9._-]+/[A-Za-z0-9._-]+";
-  folder = text "an absolute path" "/[A-Za-z0-9./_-]+";
-  reason = text "a sentence" ".+";
+  # A form is a leaf, { expected, holds }, or an attribute set of forms. Python reads the same texts' forms.
+  texts = builtins.mapAttrs (
+    _:
+    { expected, pattern }:
+    {
+      inherit expected;
+      holds = value: builtins.isString value && builtins.match pattern value != null;
+    }
+  ) (builtins.fromJSON (builtins.readFile ../pins/forms.json));
+  inherit (texts)
+    commit
+    folder
+    repository
+    reason
+    ;
   source = {
-    url = text "an https address" "https://[A-Za-z0-9./_-]+";
+    inherit (texts) url;
     rev = commit;
-    narHash = {
-      expected = "null or sha256- and 44 base64 characters";
-      holds = value: value == null || (text "" "sha256-[A-Za-z0-9+/]{43}=").holds value;
+    narHash = texts.narHash // {
+      holds = value: value == null || texts.narHash.holds value;
     };
     inherit reason;
   };
-  # Only the recipe whose agent is CAMEL pins it.
-  recipe =
-    value:
-    {
-      miles = source;
-      sglang = source;
-      harbor = source;
-    }
-    // (if builtins.isAttrs value && value ? camel then { camel = source; } else { });
+  sources = {
+    miles = source;
+    sglang = source;
+    harbor = source;
+  };
   form = {
     schema = {
       expected = "1";
-      holds = value: value == 1;
+      holds = value: builtins.isInt value && value == 1;
     };
     image = {
-      registry = text "a host name" "[a-z0-9.-]+(:[0-9]+)?";
+      inherit (texts) registry digest;
       inherit repository reason;
-      digest = text "sha256: and 64 hex digits" "sha256:[0-9a-f]{64}";
       paths = {
         miles = folder;
         sglang = folder;
@@ -49,8 +49,13 @@ let
       inherit repository reason;
       revision = commit;
     };
-    recipes =
-      if builtins.isAttrs (read.recipes or null) then builtins.mapAttrs (_: recipe) read.recipes else { };
+    recipes = {
+      # Only the recipe whose agent is CAMEL pins it.
+      camel = sources // {
+        camel = source;
+      };
+      terminus2 = sources;
+    };
   };
 
   # [ "KEY: expected ..., found ..." ] of everything in `value` that does not have its form.

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import (
     AfterValidator,
@@ -17,24 +16,29 @@ from pydantic import (
     RootModel,
     StringConstraints,
     TypeAdapter,
-    ValidationError,
     model_validator,
 )
 
-from recipe.errors import BadInputError
+from recipe.files import read_text
+from recipe.json_text import parse
 
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
 PINS = Path("pins")
 UPSTREAM, RELIED_ON = PINS / "upstream.json", PINS / "relied_on.json"
-TOOLS, FLAKE = PINS / "tools.json", PINS / "flake.json"
+TOOLS, FLAKE, FORMS = PINS / "tools.json", PINS / "flake.json", PINS / "forms.json"
+NEEDED = {"camel": ("miles", "sglang", "harbor", "camel"), "terminus2": ("miles", "sglang", "harbor")}
+# The setting that tells where the image's checkout is.
+IMAGE_PATHS = {"miles": "miles_dir", "sglang": "sglang_dir", "megatron": "megatron_path"}
 
-Step = str | int  # a key of an object, or an index of an array
+
+class _Pinned(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 def _compiles(pattern: str) -> str:
     try:
         re.compile(pattern)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"a regular expression ({error})") from None
     return pattern
 
@@ -46,27 +50,68 @@ def _stays_below(path: str) -> str:
 
 
 Text = Annotated[str, StringConstraints(min_length=1)]
-Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
-Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
-NarHash = Annotated[str, StringConstraints(pattern=r"^sha256-[A-Za-z0-9+/]{43}=$")]
+Pattern = Annotated[Text, AfterValidator(_compiles)]
+
+
+class _Form(_Pinned):
+    expected: Text
+    pattern: Pattern
+
+    def check(self, value: str) -> str:
+        if not re.fullmatch(self.pattern, value):
+            raise ValueError(self.expected)
+        return value
+
+
+class _Forms(_Pinned):
+    """The forms of texts in pins/upstream.json, which nix/pins.nix reads as well."""
+
+    registry: _Form
+    repository: _Form
+    folder: _Form
+    url: _Form
+    commit: _Form
+    digest: _Form
+    nar_hash: _Form = Field(alias="narHash")
+    reason: _Form
+
+
+def _read[T](path: Path, kind: TypeAdapter[T]) -> T:
+    return parse(path, read_text(path), kind)
+
+
+_FORMS = _read(PROJECT_ROOT / FORMS, TypeAdapter(_Forms))
+
+Registry = Annotated[str, AfterValidator(_FORMS.registry.check)]
+Repository = Annotated[str, AfterValidator(_FORMS.repository.check)]
+Folder = Annotated[str, AfterValidator(_FORMS.folder.check)]
+Url = Annotated[str, AfterValidator(_FORMS.url.check)]
+Commit = Annotated[str, AfterValidator(_FORMS.commit.check)]
+Digest = Annotated[str, AfterValidator(_FORMS.digest.check)]
+NarHash = Annotated[str, AfterValidator(_FORMS.nar_hash.check)]
+Reason = Annotated[str, AfterValidator(_FORMS.reason.check)]
 RelativePath = Annotated[str, StringConstraints(pattern=r"^\S+$"), AfterValidator(_stays_below)]
 RecipeName = Annotated[str, StringConstraints(pattern=r"^(camel|terminus2)$")]
 SourceName = Annotated[str, StringConstraints(pattern=r"^(miles|sglang|harbor|camel)$")]
-NEEDED = {"camel": ("miles", "sglang", "harbor", "camel"), "terminus2": ("miles", "sglang", "harbor")}
-
-
-class _Pinned(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+SchemaVersion = Annotated[int, Field(ge=1, le=1)]  # not Literal, which takes true and 1.0 for 1
 
 
 class Image(_Pinned):
     """The container image; `paths` tells where it has its checkouts (miles, sglang, megatron)."""
 
-    registry: Text
-    repository: Text
+    registry: Registry
+    repository: Repository
     digest: Digest
-    reason: Text
-    paths: dict[str, Text]
+    reason: Reason
+    paths: dict[str, Folder]
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if set(self.paths) != set(IMAGE_PATHS):
+            raise ValueError(
+                f"paths with {', '.join(IMAGE_PATHS)} (it has {', '.join(self.paths) or 'nothing'})"
+            )
+        return self
 
     @property
     def reference(self) -> str:
@@ -77,18 +122,18 @@ class Image(_Pinned):
 class Model(_Pinned):
     """The Hugging Face repository of the weights, at one commit."""
 
-    repository: Text
+    repository: Repository
     revision: Commit
-    reason: Text
+    reason: Reason
 
 
 class Source(_Pinned):
     """A git repository at one commit; `nar_hash` is its hash as Nix computes it, where known."""
 
-    url: Annotated[str, StringConstraints(pattern=r"^https://\S+$")]
+    url: Url
     rev: Commit
     nar_hash: NarHash | None = Field(alias="narHash")
-    reason: Text
+    reason: Reason
 
 
 class Recipe(RootModel[dict[SourceName, Source]]):
@@ -117,7 +162,7 @@ class Feature(_Pinned):
     file: RelativePath
     present: Text | None = None
     absent: Text | None = None
-    pattern: Annotated[Text, AfterValidator(_compiles)] | None = None
+    pattern: Pattern | None = None
     why: Text
     recipes: Annotated[list[RecipeName], Field(min_length=1)]
 
@@ -171,7 +216,7 @@ class Pins(_Pinned):
 
 
 class _Upstream(_Pinned):
-    schema_version: Literal[1] = Field(alias="schema")
+    schema_version: SchemaVersion = Field(alias="schema")
     image: Image
     model: Model
     recipes: dict[RecipeName, Recipe]
@@ -187,128 +232,29 @@ class _Upstream(_Pinned):
 
 
 class _ReliedOn(_Pinned):
-    schema_version: Literal[1] = Field(alias="schema")
+    schema_version: SchemaVersion = Field(alias="schema")
     features: list[Feature]
+
+
+def _with_uv(tools: dict[str, Tool]) -> dict[str, Tool]:
+    if "uv" not in tools:
+        raise ValueError("a tool uv")
+    return tools
 
 
 def load_pins(root: Path = PROJECT_ROOT) -> Pins:
     """Reads pins/*.json below `root`. Raises BadInputError: file, line, key, what was expected and found."""
-    upstream = parse_upstream(root / UPSTREAM, _text(root / UPSTREAM))
-    relied_on = _parse(root / RELIED_ON, _text(root / RELIED_ON), TypeAdapter(_ReliedOn))
-    tools = _parse(root / TOOLS, _text(root / TOOLS), TypeAdapter(dict[str, Tool]))
+    upstream = _read(root / UPSTREAM, TypeAdapter(_Upstream))
     return Pins(
         image=upstream.image,
         model=upstream.model,
         recipes=upstream.recipes,
-        features=tuple(relied_on.features),
-        tools=tools,
-        flake_inputs=_parse(root / FLAKE, _text(root / FLAKE), TypeAdapter(dict[str, FlakeInput])),
+        features=tuple(_read(root / RELIED_ON, TypeAdapter(_ReliedOn)).features),
+        tools=_read(root / TOOLS, TypeAdapter(Annotated[dict[str, Tool], AfterValidator(_with_uv)])),
+        flake_inputs=_read(root / FLAKE, TypeAdapter(dict[str, FlakeInput])),
     )
 
 
 def parse_upstream(path: Path, text: str) -> _Upstream:
     """What pins/upstream.json says, were `text` in it. Raises BadInputError."""
-    return _parse(path, text, TypeAdapter(_Upstream))
-
-
-def value_offset(text: str, steps: Sequence[Step]) -> int:
-    """Where in a JSON text the value at `steps` starts; a step that is not there is passed over."""
-    position = _skip(text, 0)
-    for step in steps:
-        position = dict(_members(text, position)).get(step, position)
-    return position
-
-
-def line_of(text: str, steps: Sequence[Step]) -> int:
-    """The line of the value at `steps` in a JSON text, from 1."""
-    return text.count("\n", 0, value_offset(text, steps)) + 1
-
-
-def replaced(text: str, steps: Sequence[Step], value: str | None) -> str:
-    """A JSON text with another value at `steps`, which must be there; every other character stays."""
-    start = value_offset(text, steps)
-    _, end = json.JSONDecoder().raw_decode(text, start)
-    return text[:start] + json.dumps(value) + text[end:]
-
-
-def _parse[T](path: Path, text: str, kind: TypeAdapter[T]) -> T:
-    try:
-        data = json.loads(text, object_pairs_hook=_no_twice)
-        return kind.validate_python(data)
-    except json.JSONDecodeError as error:
-        raise BadInputError(
-            "a pins file is no JSON", expected="JSON", found=error.msg, where=f"{path}:{error.lineno}"
-        ) from None
-    except ValidationError as error:
-        raise _bad_form(path, text, error) from None
-    except _TwiceError as error:
-        raise BadInputError(
-            f"{path.name} has a key twice", expected="each key once", found=error, where=path
-        ) from None
-
-
-class _TwiceError(Exception):
-    """A key of a JSON object is there twice: readers differ in which value they take."""
-
-
-def _no_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise _TwiceError(", ".join(sorted(twice)))
-    return dict(pairs)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInputError("a pins file can't be read", found=error, where=path) from None
-
-
-def _bad_form(path: Path, text: str, error: ValidationError) -> BadInputError:
-    problem = error.errors(include_url=False)[0]
-    steps = [step for step in problem["loc"] if step != "[key]"]
-    key = ".".join(str(step) for step in steps) or "its content"
-    unknown = problem["type"] == "extra_forbidden"
-    expected = problem["msg"].removeprefix("Value error, ").replace("Input should", "should")
-    return BadInputError(
-        f"{path.name}: {key} is {'unknown' if unknown else 'not as it should be'}",
-        expected="a key of the schema" if unknown else expected,
-        found=_found(problem, unknown=unknown),
-        where=f"{path}:{line_of(text, steps)}",
-        run=f"git diff {PINS}",
-    )
-
-
-def _found(problem: Any, *, unknown: bool) -> str | None:
-    if unknown:
-        return str(problem["loc"][-1])
-    if problem["type"] in ("missing", "value_error"):
-        return None
-    return repr(problem["input"])
-
-
-def _members(text: str, position: int) -> Iterator[tuple[Step, int]]:
-    """Keys or indices of the JSON object or array at `position`, each with the offset of its value."""
-    if text[position] not in "{[":
-        return
-    decoder, is_object, index = json.JSONDecoder(), text[position] == "{", 0
-    position = _skip(text, position + 1)
-    while text[position] not in "}]":
-        name: Step = index
-        if is_object:
-            name, position = decoder.raw_decode(text, position)
-            position = _skip(text, _skip(text, position) + 1)
-        yield name, position
-        _, position = decoder.raw_decode(text, position)
-        position = _skip(text, position)
-        if text[position] == ",":
-            position = _skip(text, position + 1)
-        index += 1
-
-
-def _skip(text: str, position: int) -> int:
-    while position < len(text) and text[position].isspace():
-        position += 1
-    return position
+    return parse(path, text, TypeAdapter(_Upstream))

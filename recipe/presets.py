@@ -1,8 +1,11 @@
-"""What a run on one machine sets differently from production: engine, scale and sandbox backend."""
+"""What each command sets, by engine: how a run on one machine differs from production is all here."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+from recipe.errors import BadInputError
+from recipe.given import Given
 
 SMOKE: dict[str, str] = {
     "ENGINE": "local",
@@ -34,8 +37,46 @@ SMOKE: dict[str, str] = {
     "SEED": "1",
 }
 
-PRESETS: dict[str, dict[str, str]] = {
-    "smoke": SMOKE,
+PRESETS: dict[str, dict[str, dict[str, str]]] = {
+    # By command and engine; a command's first engine is its default.
+    "smoke": {
+        "local": SMOKE,
+        # The seed's small end-to-end check on the cluster.
+        "miles": {
+            "ENGINE": "miles",
+            "NUM_ROLLOUT": "3",
+            "ROLLOUT_BATCH_SIZE": "4",
+            "N_SAMPLES_PER_PROMPT": "2",
+            "OVER_SAMPLING_BATCH_SIZE": "6",
+        },
+    },
     # Ten rollouts bring the mean reward from about 0.4 to above 0.8.
-    "learn": {**SMOKE, "NUM_ROLLOUT": "10", "SAVE_INTERVAL": "10"},
+    "learn": {"local": {**SMOKE, "NUM_ROLLOUT": "10", "SAVE_INTERVAL": "10"}},
+    "train-camel": {"miles": {"ENGINE": "miles", "AGENT": "camel"}},
+    "train-terminus2": {"miles": {"ENGINE": "miles", "AGENT": "terminus-2"}},
 }
+# What gives a command its name can't be set to something else.
+FIXED = {"train-camel": ("engine", "agent"), "train-terminus2": ("engine", "agent")}
+
+
+def preset_of(command: str, explicit: Given) -> Given:
+    """What `command` sets, for the engine that was given. Raises BadInputError for one that it can't run."""
+    engines = PRESETS[command]
+    engine, source = explicit.get("engine", (next(iter(engines)), "default"))
+    if engine not in engines:
+        raise BadInputError(
+            f"`{command}` does not run on this engine",
+            expected=f"ENGINE={' or '.join(engines)}",
+            found=engine,
+            where=source,
+        )
+    preset = {name.lower(): (value, f"preset {command}") for name, value in engines[engine].items()}
+    for name in FIXED.get(command, ()):
+        value, source = explicit.get(name, preset[name])
+        if value != preset[name][0]:
+            raise BadInputError(
+                f"`{command}` is {name.upper()}={preset[name][0]}",
+                found=f"{name.upper()}={value}",
+                where=source,
+            )
+    return preset

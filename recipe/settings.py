@@ -1,48 +1,18 @@
-"""Every setting as data: name, type, default, unit, meaning, agent. Nothing else reads the environment.
-
-A value comes from, highest first: NAME=VALUE arguments (of `recipe` or of `make`), the environment, the
-command's preset, the `.env` file, the default. An empty value counts as not given. Names that are no setting
-are refused, except in the environment, which holds other programs' variables.
-"""
+"""Every setting as data: name, type, default, unit, meaning, agent; recipe/resolve.py finds their values."""
 
 from __future__ import annotations
 
-import difflib
-import io
-import os
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from dotenv.parser import parse_stream
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, SecretStr
 
-from recipe.errors import BadInputError
-from recipe.presets import PRESETS
-
-Raw = tuple[str, str]  # a value as it was written, and where
-
-# Of a bad value, as much is shown as fits on a line beside its label.
-SHOWN_CHARACTERS = 80
-
-# All that a program which we start may need of the user's environment: a list, since nobody can tell what other
-# variables hold. GIT_, CURL_ and NIX_ ones serve the comparison of the pins with the network.
-PASSED_ON = (
-    *("PATH", "HOME", "USER", "LOGNAME", "SHELL"),
-    *("TERM", "COLORTERM", "NO_COLOR", "COLUMNS", "LANG"),
-    *("LANGUAGE", "TZ", "TMPDIR"),
-    *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "VIRTUAL_ENV"),
-    *("LD_LIBRARY_PATH", "LD_PRELOAD"),
-    *("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
-    *("SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "HTTP_PROXY"),
-    *("HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
-    *("http_proxy", "https_proxy", "all_proxy", "no_proxy"),
-    *("GIT_SSL_CAINFO", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "UV_CACHE_DIR", "UV_PYTHON_INSTALL_DIR"),
-    *("NIX_LD", "NIX_LD_LIBRARY_PATH", "NIX_PATH", "NIX_PROFILES", "NIX_REMOTE"),
-    *("NIX_SSL_CERT_FILE", "NIX_USER_PROFILE_DIR"),
-)
+ADDRESS = r"^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$"
+ADDRESS_FORM = "an IPv4 address or a host's name"
+WORD = r"^[\w.-]+$"
+WORD_FORM = "letters, digits and . _ - only"
 
 
 def _absolute(path: Path) -> Path:
@@ -100,17 +70,60 @@ class Checkouts(BaseModel):
 
 
 class Settings(Checkouts):
-    """The resolved settings of one run. Build it with `load`; `Settings(**public)` reads a dump back."""
+    """The resolved settings of one run. Build it with `resolve.load`; `Settings(**public)` reads a dump back."""
 
-    engine: Literal["local"] = setting(
-        meaning="what samples and trains: `local` is a tiny Inkling on this machine"
+    engine: Literal["local", "miles"] = setting(
+        meaning="what samples and trains: `local` is a tiny Inkling on this machine, `miles` the cluster"
     )
-    agent: Literal["camel"] = setting("camel", meaning="which agent solves the tasks")
     tasks_dir: AbsolutePath = setting(meaning="folder of Harbor task directories")
-    sandbox_backend: Literal["local"] = setting(
-        meaning="where sandboxes run: `local` is bubblewrap on this machine"
+
+    # The cluster.
+    head_ip: str | None = setting(
+        None,
+        meaning="address of Ray's head node, on which the launcher runs; or CLUSTER_CONFIG names it",
+        pattern=ADDRESS,
+        form=ADDRESS_FORM,
+    )
+    cluster_config: AbsolutePath | None = setting(
+        None, meaning="YAML with gpus_per_node, head.ip and workers[].ip, in place of HEAD_IP and NUM_NODES"
+    )
+    num_nodes: int = setting(
+        8, unit="nodes", meaning="of the cluster: 6, 7 or 8, one pipeline stage each", ge=1
+    )
+    gpus_per_node: int = setting(8, unit="GPUs", meaning="only 8", ge=1)
+    ray_dashboard_port: int = setting(8265, meaning="of Ray's dashboard on HEAD_IP", ge=1, le=65535)
+    nccl_socket_ifname: str | None = setting(
+        None, meaning="interface of the interconnect, when it is not that of the default route"
+    )
+    gloo_socket_ifname: str | None = setting(None, meaning="the same for Gloo")
+    strict_pins: bool = setting(
+        default=False, meaning="1: a checkout that is not at its pin is an error, not a warning"
+    )
+    clean_leftovers: bool = setting(
+        default=False, meaning="1: end what earlier runs of this project left running on the nodes"
     )
 
+    # The model.
+    model_root: AbsolutePath = setting(
+        Path("/root/models"), meaning="holds Inkling-Small and Inkling-Small_torch_dist"
+    )
+    model_dir: AbsolutePath = setting(
+        meaning="Hugging Face checkpoint: SGLang serves it, Miles reads its config",
+        derived="MODEL_ROOT/Inkling-Small",
+        factory=lambda data: data["model_root"] / "Inkling-Small",
+    )
+    torch_dist_dir: AbsolutePath = setting(
+        meaning="its conversion to Megatron's format: the weights to start from, and the KL reference",
+        derived="MODEL_ROOT/Inkling-Small_torch_dist",
+        factory=lambda data: data["model_root"] / "Inkling-Small_torch_dist",
+    )
+    load_dir: AbsolutePath | None = setting(
+        meaning="an earlier run's checkpoints/ to start from; optimizer and rollout count start fresh",
+        derived="TORCH_DIST_DIR; with the engine local, a warm start",
+        factory=lambda data: data["torch_dist_dir"] if data["engine"] == "miles" else None,
+    )
+
+    # Rollouts and optimizer steps.
     num_rollout: int = setting(100, unit="rollouts", meaning="rollouts, one optimizer step each", ge=1)
     rollout_batch_size: int = setting(16, unit="groups", meaning="complete groups kept per rollout", ge=1)
     over_sampling_batch_size: int = setting(
@@ -135,6 +148,9 @@ class Settings(Checkouts):
         gt=0,
         allow_inf_nan=False,
     )
+    force_lr: bool = setting(
+        default=False, meaning="1: an LR that is known to collapse is taken all the same"
+    )
     max_seq_len: int = setting(
         32768,
         unit="tokens",
@@ -144,10 +160,19 @@ class Settings(Checkouts):
     max_response_len: int = setting(16384, unit="tokens", meaning="of one model turn", ge=1)
     seed: int = setting(42, meaning="keys every random stream and the order of the prompts", ge=0)
     deterministic: bool = setting(
-        default=False, meaning="1: the same seed gives the same metrics on the same machine; slower"
+        default=False,
+        meaning="1: the same seed gives the same metrics on the same machine; slower; engine local only",
+    )
+    extra_args: str = setting(
+        "", meaning="further flags of Miles, Megatron or SGLang, quoted as in a shell; they come last and win"
     )
 
-    runs_root: AbsolutePath = setting(Path("runs"), meaning="folder of all runs", validate_default=True)
+    # The run's files.
+    runs_root: AbsolutePath = setting(
+        Path("runs"),
+        meaning="folder of all runs; every node of a cluster writes to it",
+        validate_default=True,
+    )
     run_name: str = setting(
         meaning="this run's folder in RUNS_ROOT; a used one is refused",
         derived="inkling-grpo-AGENT-<UTC time>",
@@ -160,11 +185,12 @@ class Settings(Checkouts):
         derived="a row for each task of TASKS_DIR, written into the run folder",
         factory=lambda data: data["runs_root"] / data["run_name"] / "launcher" / "prompts.jsonl",
     )
-    load_dir: AbsolutePath | None = setting(
-        None, meaning="an earlier run's checkpoints/ to start from; optimizer and rollout count start fresh"
-    )
     save_interval: int = setting(
-        99, unit="rollouts", meaning="between checkpoints (weights only); the last rollout always saves", ge=1
+        unit="rollouts",
+        meaning="between checkpoints (weights only; 550 GB each); the last rollout always saves",
+        derived="99 for camel, 50 for terminus-2",
+        factory=lambda data: 99 if data["agent"] == "camel" else 50,
+        ge=1,
     )
     dump_details: bool = setting(
         default=True, meaning="1: samples and token ids of each rollout in dump_details/"
@@ -172,7 +198,29 @@ class Settings(Checkouts):
     cache_dir: AbsolutePath = setting(
         Path(".cache"), meaning="what later runs reuse: the local engine's warm start", validate_default=True
     )
+    torchinductor_cache_dir: AbsolutePath = setting(
+        meaning="compiled kernels, kept across runs: with none, the first step compiles for long",
+        derived="RUNS_ROOT/torchinductor_cache",
+        factory=lambda data: data["runs_root"] / "torchinductor_cache",
+    )
 
+    # Weights & Biases.
+    wandb_api_key: SecretStr | None = setting(None, meaning="logs to Weights & Biases when set")
+    wandb_project: str = setting("seta", meaning="project there", pattern=WORD, form=WORD_FORM)
+    wandb_entity: str | None = setting(None, meaning="team there", pattern=WORD, form=WORD_FORM)
+
+    # Agent server and agents.
+    harbor_home: AbsolutePath = setting(
+        Path("~/.cache/inkling-grpo/harbor"),
+        meaning="a checkout and an environment for each commit of Harbor",
+        validate_default=True,
+    )
+    harbor_commit: str | None = setting(
+        None,
+        meaning="another commit of Harbor than the pinned one",
+        pattern=r"^[0-9a-f]{40}$",
+        form="40 hex digits",
+    )
     agent_max_concurrent: int = setting(
         unit="trials",
         meaning="trials that run at once; further ones queue",
@@ -181,15 +229,30 @@ class Settings(Checkouts):
         ge=1,
     )
     agent_server_host: str = setting("0.0.0.0", meaning="address that the agent server binds")  # noqa: S104
-    agent_server_port: int = setting(11000, meaning="its port; 0: any free one", ge=0, le=65535)
+    agent_server_port: int = setting(
+        11000, meaning="its port; 0: any free one (engine local only)", ge=0, le=65535
+    )
+    agent_server_url: str | None = setting(
+        meaning="how the job reaches the agent server",
+        derived="http://HEAD_IP:AGENT_SERVER_PORT; with the engine local, what it was given",
+        factory=lambda data: _agent_server_url(data),
+        pattern=r"^http://[^\s/@]+$",
+        form="http://HOST:PORT",
+    )
+    session_servers: int = setting(
+        64, unit="processes", meaning="that keep the trials' token ids, 1.3 GB each; engine miles", ge=1
+    )
     session_server_port: int = setting(
-        30000, meaning="port of the session server; 0: any free one", ge=0, le=65535
+        30000,
+        meaning="of the first session server, the others' follow; 0: any free one (engine local only)",
+        ge=0,
+        le=65535,
     )
     agent_model_name: str = setting(
         "inkling-small",
         meaning="model name that the agent sends, as openai/<name>",
-        pattern=r"^[\w.-]+$",
-        form="letters, digits and . _ - only",
+        pattern=WORD,
+        form=WORD_FORM,
     )
     harbor_agent_max_iterations: int = setting(50, unit="turns", meaning="per trial", ge=1)
     harbor_max_seq_len: int = setting(
@@ -197,6 +260,9 @@ class Settings(Checkouts):
         unit="tokens",
         meaning="the agent's own bound on its context (MAX_SEQ_LEN bounds the sample)",
         ge=1,
+    )
+    harbor_interleaved_thinking: bool = setting(
+        default=True, meaning="1: the agent replays the policy's thinking", agent="terminus-2"
     )
     harbor_agent_timeout_multiplier: float = setting(
         12, meaning="scales each task's agent timeout", gt=0, allow_inf_nan=False
@@ -224,6 +290,44 @@ class Settings(Checkouts):
         ge=1,
     )
 
+    # Sandboxes.
+    sandbox_backend: str = setting(
+        "daytona",
+        meaning="where sandboxes run: docker, daytona, modal or another type of Harbor; `local`: bubblewrap here",
+        pattern=r"^[a-z0-9-]+$",
+        form="a type of Harbor",
+    )
+    daytona_api_key: SecretStr | None = setting(None, meaning="of Daytona")
+    daytona_api_url: str | None = setting(None, meaning="another address of Daytona")
+    modal_token_id: SecretStr | None = setting(
+        None, meaning="of Modal; or `modal token new` writes ~/.modal.toml"
+    )
+    modal_token_secret: SecretStr | None = setting(None, meaning="of Modal")
+    gke_project_id: str | None = setting(None, meaning="Google Cloud project of the sandbox cluster")
+    gke_region: str | None = setting(None, meaning="its region")
+    gke_cluster_name: str | None = setting(None, meaning="its name")
+    gke_tools_image: str | None = setting(None, meaning="the sandboxes' tools, as an image by digest")
+    sandbox_cpus: int | None = setting(
+        meaning="CPUs of every sandbox",
+        derived="1 on gke, elsewhere the task's own",
+        factory=lambda data: _on_gke(data, 1),
+        ge=1,
+    )
+    sandbox_memory_mb: int | None = setting(
+        unit="MiB",
+        meaning="memory of every sandbox",
+        derived="2048 on gke, elsewhere the task's own",
+        factory=lambda data: _on_gke(data, 2048),
+        ge=1,
+    )
+    sandbox_storage_mb: int | None = setting(
+        unit="MiB",
+        meaning="storage of every sandbox",
+        derived="6144 on gke, elsewhere the task's own",
+        factory=lambda data: _on_gke(data, 6144),
+        ge=1,
+    )
+
     env_file: AbsolutePath = setting(
         Path(".env"), meaning="file of NAME=VALUE lines; may be missing, unless named", validate_default=True
     )
@@ -233,146 +337,27 @@ class Settings(Checkouts):
 
     def public(self) -> dict[str, Any]:
         """Every setting as plain JSON, keyed by its lower-case name; secrets are left out."""
-        secret = {name for name in type(self).model_fields if isinstance(getattr(self, name), SecretStr)}
-        return self.model_dump(mode="json", exclude=secret)
+        return self.model_dump(mode="json", exclude=set(SECRETS))
 
     @property
     def builds_prompt_data(self) -> bool:
         """Whether PROMPT_DATA was not given: then the launcher writes it."""
         return "prompt_data" not in self._sources
 
-
-def load(preset: str | None = None, arguments: Iterable[str] = ()) -> Settings:
-    """Resolves the settings of a command. Raises BadInputError for an unknown name or a bad value."""
-    return resolve(_raw(preset, arguments))
-
-
-def load_checkouts(arguments: Iterable[str] = ()) -> Checkouts:
-    """The checkouts alone: nothing that a run requires has to be set. Raises BadInputError."""
-    raw = _raw(None, arguments)
-    return _validated(Checkouts, {name: raw[name] for name in Checkouts.model_fields if name in raw})
+    @property
+    def run_dir(self) -> Path:
+        """The run's folder."""
+        return self.runs_root / self.run_name
 
 
-def _raw(preset: str | None, arguments: Iterable[str]) -> dict[str, Raw]:
-    written = _arguments(arguments)
-    given = _environment()
-    env_file = written.get("env_file") or given.get("env_file") or (".env", "default")
-    chosen = (
-        {name.lower(): (value, f"preset {preset}") for name, value in PRESETS[preset].items()}
-        if preset
-        else {}
-    )
-    layers = [
-        _env_file(env_file[0], required=env_file[1] != "default"),
-        chosen,
-        given,
-        written,
-    ]
-    return {name: raw for layer in layers for name, raw in layer.items()}
+def _on_gke(data: dict[str, Any], value: int) -> int | None:
+    return value if data["sandbox_backend"] == "gke" else None
 
 
-def resolve(raw: Mapping[str, Raw]) -> Settings:
-    """Validates values as written. Raises BadInputError: the setting, what it takes, where it was set."""
-    return _validated(Settings, raw)
+def _agent_server_url(data: dict[str, Any]) -> str | None:
+    on_cluster = data["engine"] == "miles" and data["head_ip"]
+    return f"http://{data['head_ip']}:{data['agent_server_port']}" if on_cluster else None
 
 
-def _validated[S: Checkouts](kind: type[S], raw: Mapping[str, Raw]) -> S:
-    try:
-        settings = kind.model_validate({name: value for name, (value, _) in raw.items()})
-    except ValidationError as error:
-        raise _bad_value(error, raw) from None
-    settings._sources = {name: source for name, (_, source) in raw.items()}
-    return settings
-
-
-def child_environment(**added: str) -> dict[str, str]:
-    """The environment for a program that we start: of the user's what PASSED_ON names and LC_*, and `added`."""
-    kept = {name: value for name, value in os.environ.items() if name in PASSED_ON or name.startswith("LC_")}
-    return kept | added
-
-
-def _arguments(arguments: Iterable[str]) -> dict[str, Raw]:
-    """NAME=VALUE words; those of make's command line reach us as one variable that the Makefile exports."""
-    # make writes a backslash before each space and backslash of a value, and doubles each dollar sign.
-    words = re.findall(r"(?:\\.|[^\\\s])+", os.environ.get("MAKE_VARIABLES", ""))
-    from_make = [(re.sub(r"\\(.)", r"\1", word).replace("$$", "$"), "make argument") for word in words]
-    found = {}
-    for word, source in [*from_make, *((word, "argument") for word in arguments)]:
-        name, equals, value = word.partition("=")
-        if not equals:
-            raise BadInputError(f"{word!r} is not a setting", expected="NAME=VALUE", where=source)
-        _known(name, source)
-        found[name.lower()] = (value, source)
-    return _given(found)
-
-
-def _environment() -> dict[str, Raw]:
-    names = {name: name.upper() for name in Settings.model_fields}
-    return _given(
-        {name: (os.environ[key], "environment") for name, key in names.items() if key in os.environ}
-    )
-
-
-def _env_file(written: str, *, required: bool) -> dict[str, Raw]:
-    try:
-        path = Path(written).expanduser()
-        if not path.is_file():
-            if required:
-                raise BadInputError("the file that ENV_FILE names is missing", expected="a file", found=path)
-            return {}
-        text = path.read_text(encoding="utf-8")
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: ~name of no user
-        raise BadInputError(
-            "the settings file can't be read", expected="UTF-8 text", found=error, where=written
-        ) from error
-    found = {}
-    for line in parse_stream(io.StringIO(text)):
-        where = f"{path} line {line.original.line}"
-        if line.error or (line.key is not None and line.value is None):
-            raise BadInputError(
-                "a line of the settings file can't be read", expected="NAME=VALUE", where=where
-            )
-        if line.key is not None:
-            _known(line.key, where)
-            found[line.key.lower()] = (line.value or "", where)
-    return _given(found)
-
-
-def _given(found: Mapping[str, Raw]) -> dict[str, Raw]:
-    return {name: raw for name, raw in found.items() if raw[0]}
-
-
-def _known(name: str, where: str) -> None:
-    names = [field.upper() for field in Settings.model_fields]
-    if name in names:
-        return
-    nearest = difflib.get_close_matches(name.upper(), names, n=1)
-    raise BadInputError(
-        f"{name} is not a setting",
-        expected=f"{nearest[0]}, perhaps" if nearest else "a name of the settings table",
-        where=where,
-        run="make settings",
-    )
-
-
-def _bad_value(error: ValidationError, raw: Mapping[str, Raw]) -> BadInputError:
-    # A derived default is not computed when what it derives from is bad: that is no error of its own.
-    problems = [problem for problem in error.errors() if problem["type"] != "default_factory_not_called"]
-    problem = problems[0]
-    name = str(problem["loc"][0])
-    if problem["type"] == "missing":
-        return BadInputError(f"{name.upper()} is not set", expected=Settings.model_fields[name].description)
-    value, source = raw[name]
-    field = Settings.model_fields[name]
-    secret = "Secret" in str(field.annotation)
-    extra: dict[str, Any] = field.json_schema_extra  # type: ignore[assignment]
-    form = extra["form"] if problem["type"] == "string_pattern_mismatch" else ""
-    expected = form or problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    shown = repr(value) if len(value) <= SHOWN_CHARACTERS else f"{value[:SHOWN_CHARACTERS]!r} and more"
-    others = ", ".join(sorted({str(other["loc"][0]).upper() for other in problems[1:]}))
-    return BadInputError(
-        f"{name.upper()} has a bad value" + (f" (and so have: {others})" if others else ""),
-        expected=expected + (f" [{extra['unit']}]" if extra["unit"] else ""),
-        found="(secret)" if secret else shown,
-        where=source,
-    )
+NAMES = tuple(name.upper() for name in Settings.model_fields)
+SECRETS = tuple(name for name, field in Settings.model_fields.items() if "Secret" in str(field.annotation))

@@ -65,9 +65,11 @@ def markdown() -> str:
         "|---|---|---|---|---|---|",
         *(f"| {' | '.join(row)} |" for row in rows()),
     ]
-    for name, preset in PRESETS.items():
-        lines += ["", f"## Preset of `make {name}`", "", "| setting | value |", "|---|---|"]
-        lines += [f"| {setting} | {_portable(value)} |" for setting, value in preset.items()]
+    for command, engines in PRESETS.items():
+        for engine, preset in engines.items():
+            title = f"## Preset of `make {command}`, engine {engine}"
+            lines += ["", title, "", "| setting | value |", "|---|---|"]
+            lines += [f"| {setting} | {_portable(value)} |" for setting, value in preset.items()]
     return "\n".join(lines) + "\n"
 
 

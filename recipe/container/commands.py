@@ -101,6 +101,7 @@ def ray(
 ) -> None:
     """Start Ray in this node's container: the head's, or one that joins it."""
     head_ip = node.check_ip("HEAD_IP", head_ip)
+    node.check_ip("DASHBOARD_HOST", dashboard_host, listens=True)
     if node_ip is None or node.check_ip("NODE_IP", node_ip) == head_ip:
         command = node.ray_head_command(head_ip, dashboard_host=dashboard_host, dashboard_port=dashboard_port)
     else:
@@ -134,7 +135,7 @@ def slurm(
 
     pins = load_pins()
     job = SlurmJob(
-        image=image or data_dir / f"{name(pins, recipe).replace(':', '-')}.sqsh",
+        image=data_dir / f"{name(pins, recipe).replace(':', '-')}.sqsh" if image is None else image,
         storage=_storage(model_root, data_dir, project),
         command=command,
         num_nodes=num_nodes,
@@ -194,7 +195,7 @@ def _hand_over(text: str, command: list[str], *, run: bool) -> None:
         typer.echo(text, nl=False)
         return
     try:
-        done = subprocess.run(command, input=text, text=True, check=False)
+        done = subprocess.run(command, input=text, encoding="utf-8", check=False)
     except OSError as error:
         raise _not_run(command, error) from None
     raise typer.Exit(done.returncode)

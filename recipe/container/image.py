@@ -5,12 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 
+from recipe.container.node import check_form
 from recipe.pins import PROJECT_ROOT, Pins
 
 CONTEXT = PROJECT_ROOT / "container"
 SCRIPTS = "/opt/inkling-grpo"  # in the image
 # Harbor and CAMEL run on the head node only, in an environment of their own.
 IN_IMAGE = ("miles", "sglang")
+# As the OCI distribution specification has it: a host is told from a folder by its dot or port.
+_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_HOST = r"(?=localhost[:/]|[^/]*[.:])[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*(?::[0-9]{1,5})?"
+REPOSITORY = rf"(?:{_HOST}/)?{_PART}(?:/{_PART})*"
 
 
 def record(pins: Pins, recipe: str) -> str:
@@ -39,8 +44,14 @@ def tag(pins: Pins, recipe: str) -> str:
 
 
 def name(pins: Pins, recipe: str, repository: str | None = None) -> str:
-    """repository:tag; the repository (with its registry) is `inkling-grpo-RECIPE` when not given."""
-    return f"{repository or f'inkling-grpo-{recipe}'}:{tag(pins, recipe)}"
+    """repository:tag; the repository (with its registry) is `inkling-grpo-RECIPE` when not given.
+
+    Raises BadInputError for one that no registry could have.
+    """
+    if repository is None:
+        repository = f"inkling-grpo-{recipe}"
+    check_form("repository", repository, REPOSITORY, "[HOST[:PORT]/]NAME in lower case, without a tag")
+    return f"{repository}:{tag(pins, recipe)}"
 
 
 def build_command(

@@ -15,6 +15,9 @@ SHARED, SHARED_MEMORY = "shared", "shared-memory"  # volumes of a pod
 # Weights in bfloat16 and Adam's three float32 values, 14 bytes for each of 276B parameters over eight nodes, are
 # 483 GB, offloaded to host memory. A pod that requests none of it is the first to be evicted. An estimate.
 MEMORY_REQUEST = "600Gi"
+# Kubernetes' forms of an object's name and of a resource that a device plugin offers; the GPUs are asked for anyway.
+NAME = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
+RESOURCE = rf"(?!nvidia\.com/gpu$|[^/]*kubernetes\.io/){NAME}/[A-Za-z0-9]([\w.-]{{0,61}}[A-Za-z0-9])?"
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,11 @@ class KubeRayCluster:
 
 
 def manifest(pins: Pins, recipe: str, cluster: KubeRayCluster) -> str:
-    """The manifest as YAML, ready for `kubectl apply`. Raises BadInputError for a bad number of nodes."""
+    """The manifest as YAML, ready for `kubectl apply`. Raises BadInputError for a value that can't work."""
     workers = node.check_num_nodes(cluster.num_nodes) - 1
+    node.check_form("claim", cluster.claim, NAME, "the name of a PersistentVolumeClaim")
+    if cluster.rdma_resource is not None:
+        node.check_form("rdma_resource", cluster.rdma_resource, RESOURCE, "DOMAIN/NAME of the RDMA devices")
     check = image.check_command(pins, recipe)
     # The operator adds the addresses and the ports: they are the service's, not known before.
     ray = {"num-gpus": str(node.GPUS_PER_NODE), "disable-usage-stats": "true"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,10 +37,10 @@ class Storage:
         """(outside, inside) of each. Raises BadInputError for a path that can't be written as a mount."""
         outsides = [str(path) for path in (self.model_root, self.data_dir, self.project)]
         for outside in outsides:
-            if not outside.startswith("/") or any(letter in outside for letter in ":,\n"):
+            if not outside.startswith("/") or ":" in outside or "," in outside or not outside.isprintable():
                 raise BadInputError(
                     "a folder can't be mounted",
-                    expected="an absolute path without colon, comma and line break",
+                    expected="an absolute path without colon, comma and what can't be printed",
                     found=repr(outside),
                 )
         return list(zip(outsides, FOLDERS.values(), strict=True))
@@ -76,7 +77,16 @@ def start_command(
 def ray_head_command(
     head_ip: str, *, dashboard_host: str = DASHBOARD_HOST, dashboard_port: int = DASHBOARD_PORT
 ) -> list[str]:
-    """Starts Ray's head on this node, inside the container. The Jobs API is on the dashboard's port."""
+    """Starts Ray's head on this node, inside the container. The Jobs API is on the dashboard's port.
+
+    Raises BadInputError for a port that is none, or Ray's own.
+    """
+    if dashboard_port == RAY_PORT or not 1 <= dashboard_port <= 65535:
+        raise BadInputError(
+            "the dashboard's port has a bad value",
+            expected=f"1 to 65535, and not {RAY_PORT}, which is Ray's own",
+            found=dashboard_port,
+        )
     command = _ray_start("--head", "--node-ip-address", head_ip, "--port", str(RAY_PORT))
     command += ["--dashboard-host", dashboard_host, "--dashboard-port", str(dashboard_port)]
     return [*command, *_ray_node()]
@@ -93,12 +103,26 @@ def in_container(recipe: str, command: list[str]) -> list[str]:
     return ["docker", "exec", container_name(recipe), *command]
 
 
-def check_ip(name: str, value: str) -> str:
-    """`value`, which is an IPv4 address. Raises BadInputError: a host name can mean another address elsewhere."""
+def check_ip(name: str, value: str, *, listens: bool = False) -> str:
+    """`value`, the IPv4 address of a node that others can reach, or one that a node `listens` on.
+
+    Raises BadInputError: a host name can mean another address elsewhere.
+    """
     try:
-        return str(ipaddress.IPv4Address(value))
+        ip = ipaddress.IPv4Address(value)
     except ValueError:
-        raise BadInputError(f"{name} is no address", expected="an IPv4 address", found=repr(value)) from None
+        ip = ipaddress.IPv4Address("255.255.255.255")
+    if ip.is_multicast or ip.is_reserved or (not listens and (ip.is_loopback or ip.is_unspecified)):
+        expected = "an IPv4 address" if listens else "the IPv4 address by which other nodes reach it"
+        raise BadInputError(f"{name} is no address", expected=expected, found=repr(value))
+    return str(ip)
+
+
+def check_form(name: str, value: str, form: str, expected: str) -> str:
+    """`value`, which matches the pattern `form`. Raises BadInputError with what was `expected`."""
+    if not re.fullmatch(form, value, re.ASCII):
+        raise BadInputError(f"{name} has a bad value", expected=expected, found=repr(value))
+    return value
 
 
 def check_num_nodes(value: int) -> int:

@@ -9,13 +9,19 @@ from pathlib import Path
 
 from recipe.container import image, node
 from recipe.errors import BadInputError
+from recipe.files import read_text
 from recipe.pins import Pins
 
 TEMPLATE = image.CONTEXT / "slurm.sh"
 # Unpacking an image of tens of GB takes minutes, and not the same on each node.
 WAIT_SECONDS = 1200
-# What a directive and a list of pyxis can hold without quotes.
-PLAIN = re.compile(r"[\w.+:/=%-]+")
+# What sbatch takes, of that what a directive can hold without quotes.
+NAME = r"[\w.+-]+"
+FORMS = {
+    "time": (r"([0-9]+-)?[0-9]+(:[0-9]+){0,2}", "minutes, HH:MM:SS or D-HH:MM:SS"),
+    "partition": (rf"{NAME}(,{NAME})*", "a name, or names with commas between them"),
+    "account": (NAME, "a name of letters, digits and . + _ -"),
+}
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ def script(pins: Pins, recipe: str, job: SlurmJob) -> str:
         "num_nodes": str(job.num_nodes),
         "num_workers": str(job.num_nodes - 1),
     }
-    template = TEMPLATE.read_text(encoding="utf-8")
+    template = read_text(TEMPLATE)
     return re.sub(r"@([a-z_]+)@", lambda match: values[match[1]], template)
 
 
@@ -68,7 +74,11 @@ def directives(recipe: str, job: SlurmJob) -> list[str]:
         "--no-requeue",
         # The limits of the compute nodes, not of the login node: RDMA needs locked memory.
         "--propagate=NONE",
-        *(f"--{name}={_plain(name, value)}" for name, value in chosen.items() if value is not None),
+        *(
+            f"--{name}={node.check_form(name, value, *FORMS[name])}"
+            for name, value in chosen.items()
+            if value is not None
+        ),
     ]
 
 
@@ -79,8 +89,13 @@ def container_options(job: SlurmJob) -> list[str]:
     checkouts lie in root's home of the image; writable, since Ray and the compilers write there.
     """
     mounts = ",".join(f"{outside}:{inside}" for outside, inside in job.storage.mounts())
+    # An empty path is the working directory.
+    path = str(job.image.absolute()) if job.image.name else ""
+    image_file = node.check_form(
+        "image", path, r"[\w.+:/=%-]+", "a file, of letters, digits and . + : / = % _ -"
+    )
     return [
-        f"--container-image={_plain('image', str(job.image.absolute()))}",
+        f"--container-image={image_file}",
         f"--container-mounts={mounts}",
         f"--container-workdir={node.PROJECT_DIR}",
         "--container-remap-root",
@@ -89,21 +104,17 @@ def container_options(job: SlurmJob) -> list[str]:
     ]
 
 
-def _plain(name: str, value: str) -> str:
-    if not PLAIN.fullmatch(value):
-        raise BadInputError(
-            f"{name} has a bad value", expected="letters, digits and . + : / = % _ -", found=repr(value)
-        )
-    return value
-
-
 def _words(command: str) -> list[str]:
     try:
         words = shlex.split(command)
     except ValueError as error:
         raise BadInputError("the command can't be read", found=f"{command!r} ({error})") from None
-    if not words:
-        raise BadInputError("the command is empty", expected="a program and its arguments")
+    if not words or not re.search(r"\w", words[0]):
+        raise BadInputError(
+            "the command has no program",
+            expected="a program and its arguments; no shell reads them",
+            found=command,
+        )
     return words
 
 

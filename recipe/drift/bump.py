@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from recipe.drift import rendered
-from recipe.drift.checkouts import SETTINGS
-from recipe.drift.git import git
+from recipe.drift import flake, rendered
+from recipe.drift.checkouts import SETTINGS, is_checkout
+from recipe.drift.programs import git
 from recipe.errors import BadInputError
 from recipe.files import read_text
-from recipe.pins import FLAKE, UPSTREAM, Feature, FlakeInput, Pins, load_pins, parse_upstream, replaced
+from recipe.json_text import replaced
+from recipe.pins import FLAKE, UPSTREAM, Feature, FlakeInput, Pins, load_pins, parse_upstream
 from recipe.settings import Checkouts
+
+
+@dataclass(frozen=True)
+class Bump:
+    """A source of a recipe that goes from commit `old` to `new`, and the checkout with both."""
+
+    pins: Pins
+    recipe: str
+    source: str
+    old: str
+    new: str
+    folder: Path
+
+    def read(self, rev: str, file: str) -> str | None:
+        """The text of a file at a commit; None when it is not there."""
+        shown = git(self.folder, "show", f"{rev}:{file}")
+        return None if shown.returncode else shown.stdout
 
 
 def bump_source(
@@ -36,7 +54,18 @@ def bump_source(
     yield f"narHash: {nar_hash or 'null (NAR_HASH=... records one)'}"
     yield f"reason, as before: {sources[source].reason}; edit {UPSTREAM} if it no longer holds"
     yield from (f"written: {path.relative_to(root)}" for path in rendered_anew)
-    yield from _relied_on(pins, recipe, source, (old, rev), chosen)
+    setting = SETTINGS.get(source, "harbor_dir")  # CAMEL comes with Harbor
+    folder = getattr(chosen, setting)
+    if folder is None or not is_checkout(folder):
+        yield f"what becomes of what is relied on in {source}: a checkout as {setting.upper()} shows it"
+    elif lacking := [
+        one for one in (old, rev) if git(folder, "cat-file", "-e", f"{one}^{{commit}}").returncode
+    ]:
+        yield f"what becomes of what is relied on in {source}: unknown, {folder} lacks {' and '.join(lacking)}"
+    else:
+        bump = Bump(pins, recipe, source, old, rev, folder)
+        for compared in COMPARED:
+            yield from compared(bump)
 
 
 def bump_flake_input(root: Path, name: str) -> Iterator[str]:
@@ -48,17 +77,10 @@ def bump_flake_input(root: Path, name: str) -> Iterator[str]:
             expected=f"RECIPE, SOURCE and REV; or SOURCE alone, one of {', '.join(known)}",
             found=f"SOURCE={name}",
         )
-    path = root / "flake.lock"
-    try:
-        locked = json.loads(read_text(path))["nodes"][name]["locked"]
-        rev = locked["rev"]
-    except (ValueError, LookupError, TypeError) as error:
-        raise BadInputError(
-            "flake.lock can't be read", found=repr(error), where=path, run="nix flake lock"
-        ) from None
+    locked = _named(flake.read_lock(root).nodes, name, "SOURCE in flake.lock").locked
     sealed = replaced(read_text(root / FLAKE), (name, "seal"), FlakeInput.seal_of(locked))
     rendered.write({root / FLAKE: sealed})
-    yield f"{name}: {FLAKE} seals {rev} as flake.lock has it"
+    yield f"{name}: {FLAKE} seals {locked and locked['rev']} as flake.lock has it"
 
 
 def _named[T](known: dict[str, T], name: str, word: str) -> T:
@@ -69,27 +91,18 @@ def _named[T](known: dict[str, T], name: str, word: str) -> T:
     return known[name]
 
 
-def _relied_on(
-    pins: Pins, recipe: str, source: str, revs: tuple[str, str], chosen: Checkouts
-) -> Iterator[str]:
-    """What holds of the relied-on features at the old and at the new commit, read from the checkout."""
-    features = pins.features_of(recipe, source)
-    setting = SETTINGS.get(source, "harbor_dir")  # CAMEL comes with Harbor
-    folder = getattr(chosen, setting)
-    if not features:
-        yield f"relied on in {source}: nothing"
-    elif folder is None or not (folder / ".git").exists():
-        yield f"relied on in {source}: {len(features)} features; a checkout as {setting.upper()} shows them"
-    else:
-        for feature in features:
-            before, after = (_state(feature, folder, rev) for rev in revs)
-            yield f"relied on in {source}: {feature.name}: {before} -> {after} ({feature.file})"
+def _features(bump: Bump) -> Iterator[str]:
+    """What holds of the relied-on features at the old and at the new commit."""
+    for feature in bump.pins.features_of(bump.recipe, bump.source):
+        before, after = (_state(feature, bump.read(rev, feature.file)) for rev in (bump.old, bump.new))
+        yield f"relied on in {bump.source}: {feature.name}: {before} -> {after} ({feature.file})"
 
 
-def _state(feature: Feature, folder: Path, rev: str) -> str:
-    if git(folder, "cat-file", "-e", f"{rev}^{{commit}}").returncode:
-        return f"unknown, {folder} lacks the commit"
-    shown = git(folder, "show", f"{rev}:{feature.file}")
-    if shown.returncode:
+def _state(feature: Feature, text: str | None) -> str:
+    if text is None:
         return "MISSING, no such file"
-    return "there" if feature.holds(shown.stdout) else "MISSING"
+    return "there" if feature.holds(text) else "MISSING"
+
+
+# What is told of two commits of a checkout. Whoever relies on more in it adds it here.
+COMPARED: tuple[Callable[[Bump], Iterator[str]], ...] = (_features,)

@@ -10,6 +10,7 @@ from typing import Literal
 from recipe.drift import checkouts, offline, online
 from recipe.drift.lines import Line
 from recipe.drift.online import Endpoints
+from recipe.errors import BadInputError
 from recipe.pins import Pins
 from recipe.settings import Checkouts
 
@@ -36,10 +37,27 @@ def report(
     as_json: bool,
     endpoints: Endpoints | None = None,
 ) -> int:
-    """Prints every line as text or as one JSON object. Returns the exit code: 1 after a drift or a failure."""
+    """Prints every line as text or as one JSON object. Returns the exit code: 1 after a drift or a failure.
+
+    Raises BadInputError for what may not be read.
+    """
+    try:
+        return _report(
+            rings(root, pins, chosen, network=network, endpoints=endpoints), chosen.recipe, as_json
+        )
+    except PermissionError as error:
+        raise BadInputError(
+            "the comparison can't go on",
+            expected="permission to read it",
+            found=error.strerror,
+            where=error.filename,
+        ) from None
+
+
+def _report(told_by: Iterator[tuple[str, Iterator[Line]]], recipe: str, as_json: bool) -> int:
     counts = dict.fromkeys(COUNTED, 0)
     told = []
-    for ring, lines in rings(root, pins, chosen, network=network, endpoints=endpoints):
+    for ring, lines in told_by:
         if not as_json:
             print(ring)
         for line in lines:
@@ -48,7 +66,7 @@ def report(
             if not as_json:
                 print(f"  {line}".replace("\n", "\n  "), flush=True)
     if as_json:
-        print(json.dumps({"recipe": chosen.recipe, "counts": counts, "lines": told}, indent=2))
+        print(json.dumps({"recipe": recipe, "counts": counts, "lines": told}, indent=2))
     else:
         print("pins: " + ", ".join(f"{counts[status]} {word}" for status, word in COUNTED.items()))
     return int(counts["DRIFT"] + counts["FAIL"] > 0)

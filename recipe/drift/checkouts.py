@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import os.path
+import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from recipe.drift.git import git, last_line
 from recipe.drift.lines import Line, compare, drift, ok, skip
-from recipe.pins import RELIED_ON, UPSTREAM, Feature, Pins, Source, line_of
-from recipe.settings import Checkouts, child_environment
+from recipe.drift.programs import ask, git, git_line, last_line
+from recipe.files import read_text
+from recipe.given import child_environment
+from recipe.json_text import line_of
+from recipe.pins import RELIED_ON, UPSTREAM, Feature, Pins, Source
+from recipe.settings import Checkouts
 
 SETTINGS = {"miles": "miles_dir", "sglang": "sglang_dir", "harbor": "harbor_dir"}
 # Finds a package without importing it: SGLang's own import takes a GPU's driver and half a minute.
-FIND_SGLANG = (
-    "import importlib.util, json; spec = importlib.util.find_spec('sglang'); "
-    "print(json.dumps(list(spec.submodule_search_locations or []) if spec else []))"
-)
+FIND_SGLANG = """
+import importlib.util
+spec = importlib.util.find_spec("sglang")
+print("", "sglang:", *(spec.submodule_search_locations or () if spec else ()), "", sep="\\n")
+"""
+PYTHON_SECONDS = 60  # a cold start from network storage
 
 
 def check(root: Path, pins: Pins, chosen: Checkouts) -> Iterator[Line]:
     """Lines for each source of the recipe; a checkout that is not there is skipped, unless it was asked for."""
-    upstream = (root / UPSTREAM).read_text()
+    upstream = read_text(root / UPSTREAM)
     for name, setting in SETTINGS.items():
         folder = getattr(chosen, setting)
         lost = _missing(setting, chosen)
@@ -47,30 +51,37 @@ def _missing(setting: str, chosen: Checkouts) -> Line | None:
     folder, name = getattr(chosen, setting), f"checkout {setting.rpartition('_')[0]}"
     if folder is None:
         return skip(name, f"{setting.upper()} is not set")
-    if folder.is_dir():
+    # Path.is_dir raises where os.path says no: /root is closed to other users.
+    if os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK):  # noqa: PTH112
         return None
     if chosen.source(setting) == "default":
-        return skip(name, f"{folder} (the default of {setting.upper()}) is not there")
+        return skip(name, f"{folder} (the default of {setting.upper()}) is not there or not readable")
     return drift(
         name,
-        expected="a folder",
+        expected="a folder that can be read",
         found="nothing",
         where=f"{folder} ({setting.upper()}, {chosen.source(setting)})",
         run=f"git clone it there, or leave {setting.upper()} out",
     )
 
 
+def is_checkout(folder: Path) -> bool:
+    """Whether `folder` itself is one; git would also answer for a repository around it."""
+    return os.path.exists(folder / ".git")  # noqa: PTH110 - no, where Path.exists raises
+
+
 def _commit(name: str, folder: Path, source: Source, pinned_at: str) -> Iterator[Line]:
     label = f"checkout {name}: commit"
-    fetch = f"git -C {folder} fetch {source.url} {source.rev} && git -C {folder} checkout {source.rev}"
-    # Without this, git would answer for a repository around the folder.
-    if not (folder / ".git").exists():
+    fetch = (
+        f"{git_line(folder, 'fetch', source.url, source.rev)} && {git_line(folder, 'checkout', source.rev)}"
+    )
+    if not is_checkout(folder):
         yield drift(
             label,
             expected=source.rev,
             found="no git checkout",
             where=folder,
-            run=f"git clone {source.url} {folder}",
+            run=shlex.join(["git", "clone", source.url, str(folder)]),
         )
         return
     head = git(folder, "rev-parse", "HEAD")
@@ -86,14 +97,14 @@ def _commit(name: str, folder: Path, source: Source, pinned_at: str) -> Iterator
             expected="no local change",
             found=f"{changed[0]} is changed{more}" if changed else last_line(status.stderr),
             where=folder / changed[0] if changed else folder,
-            run=f"git -C {folder} diff HEAD; git -C {folder} stash",
+            run=f"{git_line(folder, 'diff', 'HEAD')}; {git_line(folder, 'stash')}",
         )
     else:
         yield ok(f"checkout {name}: clean")
 
 
 def _features(root: Path, pins: Pins, recipe: str, name: str, folder: Path) -> Iterator[Line]:
-    relied_on = (root / RELIED_ON).read_text()
+    relied_on = read_text(root / RELIED_ON)
     for feature in pins.features_of(recipe, name):
         pinned_at = f"{RELIED_ON}:{line_of(relied_on, ['features', pins.features.index(feature), 'name'])}"
         yield _feature(feature, folder, pins.recipes[recipe].sources[name].rev, pinned_at)
@@ -101,7 +112,7 @@ def _features(root: Path, pins: Pins, recipe: str, name: str, folder: Path) -> I
 
 def _feature(feature: Feature, folder: Path, rev: str, pinned_at: str) -> Line:
     label, path = f"{feature.source}: {feature.name}", folder / feature.file
-    text = path.read_text(errors="replace") if path.is_file() else None
+    text = read_text(path) if path.is_file() else None
     if text is not None and feature.holds(text):
         return ok(label)
     line = f":{_line(text, feature.absent)}" if text and feature.absent else ""
@@ -110,7 +121,7 @@ def _feature(feature: Feature, folder: Path, rev: str, pinned_at: str) -> Line:
         expected=f"{feature.expected} ({feature.why})",
         found="no such file" if text is None else "the text" if feature.absent else "no match in the file",
         where=f"{path}{line} (relied on in {pinned_at})",
-        run=f"git -C {folder} checkout {rev}",
+        run=git_line(folder, "checkout", rev),
     )
 
 
@@ -123,7 +134,7 @@ def _camel(chosen: Checkouts, pins: Pins, upstream: str) -> Line:
     assert chosen.harbor_dir is not None
     rev = pins.recipes[chosen.recipe].sources["camel"].rev
     lock = chosen.harbor_dir / "uv.lock"
-    text = lock.read_text() if lock.is_file() else ""
+    text = read_text(lock) if lock.is_file() else ""
     if rev in text:
         return ok("camel: commit, in Harbor's uv.lock")
     lines = [(n, line.strip()) for n, line in enumerate(text.splitlines(), 1) if "/camel" in line]
@@ -158,23 +169,23 @@ def _imported_sglang(chosen: Checkouts) -> Line:
     lost = _missing("sglang_dir", chosen)
     if lost:
         return skip(name, f"{chosen.sglang_dir} is not there")
-    environment = child_environment()
     own = os.path.dirname(sys.executable)  # noqa: PTH120 - a link must not be followed
-    path = os.pathsep.join(part for part in environment.get("PATH", "").split(os.pathsep) if part != own)
-    python = shutil.which("python3", path=path)
+    folders = child_environment().get("PATH", "").split(os.pathsep)
+    python = shutil.which("python3", path=os.pathsep.join(one for one in folders if one != own))
     if python is None:
         return skip(name, "there is no python3 on PATH but our own")
     # Started elsewhere: a folder named sglang in the working directory would be taken for the package.
-    done = subprocess.run(
-        [python, "-c", FIND_SGLANG], cwd="/", env=environment, capture_output=True, text=True, timeout=60
-    )
-    places = json.loads(done.stdout) if done.returncode == 0 else []
-    if not places:
+    done = ask([python, "-c", FIND_SGLANG], folder=Path("/"), seconds=PYTHON_SECONDS)
+    _, answer, places = done.stdout.rpartition("\nsglang:\n")
+    if done.returncode or not answer:
+        said = last_line(done.stderr or done.stdout)
+        return skip(name, f"{python} can't tell: exit code {done.returncode}, {said}")
+    if not places.strip():
         return skip(name, f"{python} has no sglang")
     return compare(
         name,
         (chosen.sglang_dir / "python" / "sglang").resolve(),
-        Path(places[0]).resolve(),
+        Path(places.splitlines()[0]).resolve(),
         where=python,
-        run=f"{python} -m pip install --no-deps --editable {chosen.sglang_dir}/python",
+        run=shlex.join([python, "-m", "pip", "install", "--no-deps", "-e", f"{chosen.sglang_dir}/python"]),
     )

@@ -2,53 +2,89 @@
 
 from __future__ import annotations
 
-import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypedDict
 
-from recipe.drift.lines import Line, compare, drift, ok
+from pydantic import BaseModel, ConfigDict, TypeAdapter, with_config
+
+from recipe.drift.lines import Line, compare, drift
+from recipe.errors import BadInputError
 from recipe.files import read_text
-from recipe.pins import FLAKE, FlakeInput, Pins, line_of
+from recipe.json_text import line_of, parse
+from recipe.pins import FLAKE, Commit, FlakeInput, NarHash, Pins
 
 LOCK_VERSION = 7  # what Nix 2.8 to 2.34 write
 RELOCK = "nix flake lock"
 
 
+@with_config(ConfigDict(strict=True, extra="allow"))
+class Locked(TypedDict):
+    """What an input came to."""
+
+    type: Literal["github"]
+    owner: str
+    repo: str
+    rev: Commit
+    narHash: NarHash
+    lastModified: int
+
+
+class Node(BaseModel, strict=True):
+    """An input, or the flake itself. One of its inputs is a node's name, or a list when it follows another."""
+
+    inputs: dict[str, str | list[str]] = {}
+    original: dict[str, str] = {}
+    locked: Locked | None = None
+
+
+class Lock(BaseModel, strict=True):
+    """flake.lock, as far as it is read here."""
+
+    nodes: dict[str, Node]
+    root: str
+    version: int
+
+    @property
+    def names(self) -> list[str]:
+        """Of each node but the root."""
+        return sorted(set(self.nodes) - {self.root})
+
+
+def read_lock(root: Path) -> Lock:
+    """flake.lock below `root`. Raises BadInputError when it is not there or of another shape."""
+    path = root / "flake.lock"
+    return parse(path, read_text(path), TypeAdapter(Lock))
+
+
 def check(root: Path, pins: Pins) -> Iterator[Line]:
     """flake.lock is complete, has the inputs of flake.nix, and says what it said when it was sealed."""
-    nix, lock = root / "flake.nix", root / "flake.lock"
-    missing = [path.name for path in (nix, lock) if not path.is_file()]
-    if missing:
+    try:
+        lock, text = read_lock(root), read_text(root / "flake.lock")
+        inputs = declared(read_text(root / "flake.nix"))
+    except BadInputError as error:
+        run = f"git checkout flake.nix flake.lock, or {RELOCK}"
         yield drift(
-            "flake.nix and flake.lock are there",
-            expected="both files",
-            found=f"no {' and no '.join(missing)}",
-            where=FLAKE,
-            run=f"git checkout {' '.join(missing)}",
+            error.problem, **{"expected": "what Nix writes", "found": "nothing", **error.facts, "run": run}
         )
         return
-    text = read_text(lock)
-    try:
-        data = json.loads(text)
-        nodes = data["nodes"]
-        inputs = nodes[data["root"]].get("inputs", {})
-        yield compare(
-            "flake.lock has the known version", LOCK_VERSION, data["version"], where=_at(text), run=RELOCK
-        )
-        yield from _inputs(declared(read_text(nix)), nodes, inputs, text)
-        yield from _nodes(nodes, data["root"], text)
-        yield from _seals(pins.flake_inputs, nodes, data["root"], text)
-    except (json.JSONDecodeError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        # Nix reads this file before anything else: what is wrong with it, Nix says best.
-        yield drift(
-            "flake.lock can be read",
-            expected="what Nix writes",
-            found=repr(error),
-            where="flake.lock:" + str(getattr(error, "lineno", 1)),
-            run=f"git checkout flake.lock, or {RELOCK}",
-        )
+    yield compare("flake.lock has the known version", LOCK_VERSION, lock.version, where=_at(text), run=RELOCK)
+    referred = {lock.root} | {
+        target for node in lock.nodes.values() for target in node.inputs.values() if isinstance(target, str)
+    }
+    nodes = compare(
+        "flake.lock has every node, and no other",
+        sorted(referred),
+        sorted(lock.nodes),
+        where=_at(text, "nodes"),
+        run=RELOCK,
+    )
+    yield nodes
+    if not nodes.bad:
+        yield from _inputs(inputs, lock, text)
+        yield from _seals(pins.flake_inputs, lock, text)
 
 
 def declared(nix: str) -> dict[str, str]:
@@ -64,7 +100,7 @@ def declared(nix: str) -> dict[str, str]:
             path.append(word)
             word = ""
         elif part == "}":
-            path.pop()
+            path = path[:-1]
         elif part.startswith('"'):
             found[".".join(name for name in [*path, word] if name)] = part[1:-1]
         elif part not in "=;":
@@ -72,89 +108,55 @@ def declared(nix: str) -> dict[str, str]:
     return {key.removeprefix("inputs."): value for key, value in found.items() if key.startswith("inputs.")}
 
 
-def _inputs(
-    declared: Mapping[str, str], nodes: Mapping[str, Any], inputs: Mapping[str, Any], text: str
-) -> Iterator[Line]:
+def _inputs(declared: Mapping[str, str], lock: Lock, text: str) -> Iterator[Line]:
+    inputs = lock.nodes[lock.root].inputs
     names = sorted({key.partition(".")[0] for key in declared})
     yield compare(
         "flake.lock has the inputs of flake.nix", names, sorted(inputs), where=_at(text, "nodes"), run=RELOCK
     )
     for name in sorted(set(names) & set(inputs)):
-        paths = {key: key.split(".")[1:] for key in declared if key.partition(".")[0] == name}
-        node = nodes[inputs[name]]
+        node = str(inputs[name])
+        wanted = {key: value for key, value in declared.items() if key.partition(".")[0] == name}
+        found = _in_lock(name, lock.nodes[node]) if node in lock.nodes else {}
+        keys = sorted(wanted | found)
         yield compare(
             f"flake.lock: {name} is the one of flake.nix",
-            ", ".join(f"{key} = {declared[key]}" for key in paths),
-            ", ".join(f"{key} = {_in_lock(node, path)}" for key, path in paths.items()),
-            where=_at(text, "nodes", inputs[name]),
+            ", ".join(f"{key} = {wanted.get(key, 'nothing')}" for key in keys),
+            ", ".join(f"{key} = {found.get(key, 'nothing')}" for key in keys),
+            where=_at(text, "nodes", node),
             run=RELOCK,
         )
 
 
-def _in_lock(node: Mapping[str, Any], path: list[str]) -> str:
-    """What the lock says of an input's `url` or of `inputs.NAME.follows`, written as flake.nix writes it."""
-    if path == ["url"]:
-        origin = node["original"]
-        # A form that is not known here is compared as a whole, and differs.
-        if origin.get("type") != "github":
-            return json.dumps(origin)
-        return f"github:{'/'.join(origin[key] for key in ('owner', 'repo', 'ref') if key in origin)}"
-    target = node.get("inputs", {}).get(path[1]) if len(path) == 3 else None
-    return "/".join(target) if isinstance(target, list) else str(target)
+def _in_lock(name: str, node: Node) -> dict[str, str]:
+    """What the lock says of an input's `url` and of what its inputs follow, written as flake.nix writes it."""
+    url = f"github:{'/'.join(node.original[key] for key in ('owner', 'repo', 'ref') if key in node.original)}"
+    follows = {
+        f"{name}.inputs.{key}.follows": "/".join(target)
+        for key, target in node.inputs.items()
+        # One that begins with the input's own name is of the input's own flake.nix.
+        if isinstance(target, list) and target[:1] != [name]
+    }
+    return {f"{name}.url": url, **follows}
 
 
-def _nodes(nodes: Mapping[str, Any], root: str, text: str) -> Iterator[Line]:
-    referred = {root}
-    for node in nodes.values():
-        # A list follows another input and names no node.
-        referred |= {target for target in node.get("inputs", {}).values() if isinstance(target, str)}
-    yield compare(
-        "flake.lock has every node, and no other",
-        sorted(referred),
-        sorted(nodes),
-        where=_at(text, "nodes"),
-        run=RELOCK,
-    )
-    forms = {"rev": r"[0-9a-f]{40}", "narHash": r"sha256-[A-Za-z0-9+/]{43}=", "lastModified": r"[0-9]+"}
-    for name in sorted(set(nodes) - {root}):
-        locked = nodes[name]["locked"]
-        bad = {key: form for key, form in forms.items() if not re.fullmatch(form, str(locked.get(key, "")))}
-        for key, form in bad.items():
-            yield drift(
-                f"flake.lock: {name}.{key}",
-                expected=form,
-                found=locked.get(key, "nothing"),
-                where=_at(text, "nodes", name, "locked", key),
-                run=RELOCK,
-            )
-        if not bad:
-            yield ok(f"flake.lock: {name} is complete")
-
-
-def _seals(seals: Mapping[str, FlakeInput], nodes: Mapping[str, Any], root: str, text: str) -> Iterator[Line]:
-    names = sorted(set(nodes) - {root})
+def _seals(seals: Mapping[str, FlakeInput], lock: Lock, text: str) -> Iterator[Line]:
     yield compare(
         f"{FLAKE} has the nodes of flake.lock",
-        names,
+        lock.names,
         sorted(seals),
         where=f"{FLAKE}:1",
         run=f"git diff {FLAKE}; a new input needs an entry with a reason",
     )
-    for name in names:
-        if name in seals:
-            yield compare(
-                f"flake.lock: {name} is as it was sealed",
-                f"what has the seal {seals[name].seal}",
-                _sealed(nodes[name]["locked"], seals[name]),
-                where=_at(text, "nodes", name, "locked"),
-                run=f"git checkout flake.lock, or after `nix flake update`: make pins-bump SOURCE={name}",
-            )
-
-
-def _sealed(locked: Mapping[str, Any], sealed: FlakeInput) -> str:
-    seal = FlakeInput.seal_of(locked)
-    told = "" if seal == sealed.seal else f" (rev {locked.get('rev')}, {locked.get('narHash')})"
-    return f"what has the seal {seal}{told}"
+    for name in sorted(set(lock.names) & set(seals)):
+        locked = lock.nodes[name].locked
+        yield compare(
+            f"flake.lock: {name} is as it was sealed",
+            seals[name].seal,
+            FlakeInput.seal_of(locked),
+            where=f"{_at(text, 'nodes', name, 'locked')} (rev {locked and locked['rev']})",
+            run=f"git checkout flake.lock, or after `nix flake update`: make pins-bump SOURCE={shlex.quote(name)}",
+        )
 
 
 def _at(text: str, *steps: str) -> str:

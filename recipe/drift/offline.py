@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from recipe.drift import flake, rendered
-from recipe.drift.git import git, last_line
+from recipe.drift import flake, readers, rendered
 from recipe.drift.lines import Line, compare, drift, ok, skip
-from recipe.pins import PINS, RELIED_ON, UPSTREAM, Pins, line_of
-from recipe.settings import Checkouts, child_environment
+from recipe.drift.programs import TIMED_OUT, ask, git, last_line
+from recipe.files import read_text
+from recipe.given import child_environment
+from recipe.json_text import line_of
+from recipe.pins import IMAGE_PATHS, PINS, RELIED_ON, UPSTREAM, Pins
+from recipe.settings import Checkouts
 
 # A commit of git, a SHA-256 as of an image's digest, and a hash as Nix writes it.
 LITERAL = re.compile(
     r"(?<![0-9a-fA-F])(?:[0-9a-fA-F]{64}|[0-9a-fA-F]{40})(?![0-9a-fA-F])|sha256-[A-Za-z0-9+/]{43}="
 )
-# The setting that tells where the image's checkout is.
-IMAGE_PATHS = {"miles": "miles_dir", "sglang": "sglang_dir", "megatron": "megatron_path"}
-# uv only reads uv.lock and pyproject.toml for this.
-UV_SECONDS = 120
 
 
 def check(root: Path, pins: Pins) -> Iterator[Line]:
@@ -32,13 +31,14 @@ def check(root: Path, pins: Pins) -> Iterator[Line]:
     yield from references(root, pins)
     yield from flake.check(root, pins)
     yield uv_lock(root, pins)
+    yield from readers.check(root, pins)
     yield from literals(root, pins)
     yield from rendered.check(root, pins)
 
 
 def references(root: Path, pins: Pins) -> Iterator[Line]:
     """What is relied on is relied on in a source that the recipe has; the settings know the image's paths."""
-    relied_on = (root / RELIED_ON).read_text()
+    relied_on = read_text(root / RELIED_ON)
     lost = [
         (index, feature, recipe)
         for index, feature in enumerate(pins.features)
@@ -55,12 +55,12 @@ def references(root: Path, pins: Pins) -> Iterator[Line]:
         )
     if not lost:
         yield ok(f"{RELIED_ON} names sources that the recipes have")
-    upstream = (root / UPSTREAM).read_text()
+    upstream = read_text(root / UPSTREAM)
     for name, setting in IMAGE_PATHS.items():
         yield compare(
             f"the image's path of {name} is the default of {setting.upper()}",
             str(Checkouts.model_fields[setting].default),
-            pins.image.paths.get(name, "nothing"),
+            pins.image.paths[name],
             where=f"{UPSTREAM}:{line_of(upstream, ['image', 'paths', name])}",
             run=f"git diff {UPSTREAM} recipe/settings.py",
         )
@@ -85,7 +85,7 @@ def literals(root: Path, pins: Pins) -> Iterator[Line]:
                     expected=nearest[0] if nearest else f"a value of {PINS}/",
                     found=literal,
                     where=f"{name}:{number}",
-                    run=f"git checkout {name}, or pin it in {PINS}/ and read it from there",
+                    run=f"git checkout {shlex.quote(name)}, or pin it in {PINS}/ and read it from there",
                 )
     if not bad:
         yield ok(f"commits and hashes in {len(names)} tracked files are pinned ones")
@@ -98,19 +98,15 @@ def uv_lock(root: Path, pins: Pins) -> Line:
     if uv is None:
         return skip(name, "uv is neither on PATH nor in .tools; any other make target installs it")
     command = [uv, "lock", "--check", "--offline", "--python", sys.executable, "--no-progress"]
-    try:
-        done = subprocess.run(
-            command, cwd=root, env=child_environment(), capture_output=True, text=True, timeout=UV_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        return skip(name, f"uv did not answer in {UV_SECONDS} s")
+    done = ask(command, folder=root)
+    if done.returncode == TIMED_OUT:
+        return skip(name, last_line(done.stderr))
     if done.returncode == 0:
         return ok(name)
-    told = next((line for line in done.stderr.splitlines() if line.startswith("error:")), done.stderr)
     return drift(
         name,
         expected="a lock of these dependencies",
-        found=told,
+        found=last_line(done.stderr),
         where="uv.lock:1",
         run="uv lock, then commit uv.lock",
     )
@@ -130,10 +126,10 @@ def _is_searched(name: str) -> bool:
 
 
 def _literals(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
-        return  # no text; deleted but still tracked; a link to a folder
+    # What a link leads to is tracked itself, or not ours; a tracked file can be gone.
+    if path.is_symlink() or not path.is_file():
+        return
+    text = path.read_bytes().decode(errors="replace")
     for match in LITERAL.finditer(text):
         yield text.count("\n", 0, match.start()) + 1, match[0]
 

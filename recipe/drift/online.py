@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,10 +15,14 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from recipe.drift.git import TIMED_OUT, git, last_line
-from recipe.drift.lines import Line, compare, drift, skip
-from recipe.pins import UPSTREAM, Pins, Source, Step, line_of
-from recipe.settings import child_environment
+from recipe.drift.flake import Locked, read_lock
+from recipe.drift.lines import Line, compare, skip
+from recipe.drift.programs import TIMED_OUT, ask, git, last_line
+from recipe.errors import BadInputError
+from recipe.files import read_text
+from recipe.given import child_environment
+from recipe.json_text import Step, line_of
+from recipe.pins import UPSTREAM, Pins, Source
 
 # A host that takes longer to connect is as good as none for a check that people wait for.
 CONNECT_SECONDS, ANSWER_SECONDS = 5.0, 30.0
@@ -93,23 +96,19 @@ def check(root: Path, pins: Pins, *, require: bool, endpoints: Endpoints | None 
     An unreachable host is a skip; with `require` a failure.
     """
     endpoints = endpoints or Endpoints()
-    text = (root / UPSTREAM).read_text()
+    text = read_text(root / UPSTREAM)
 
     def pinned_at(*steps: Step) -> str:
         return f"{UPSTREAM}:{line_of(text, steps)}"
 
-    timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
-    with (
-        httpx.Client(timeout=timeout, follow_redirects=True) as client,
-        tempfile.TemporaryDirectory() as scratch,
-    ):
+    with _client() as client, tempfile.TemporaryDirectory() as scratch:
         network, bare = Network(client), Path(scratch)
         git(bare, "init", "--quiet", "--bare")
         for recipe, sources in pins.recipes.items():
             for name, source in sources.sources.items():
                 where = pinned_at("recipes", recipe, name, "rev")
-                ask = partial(_commit, network=network, bare=bare, source=source, where=where)
-                yield _tried(f"{name} of {recipe}: commit is served", ask, require=require)
+                served = partial(_commit, network=network, bare=bare, source=source, where=where)
+                yield _tried(f"{name} of {recipe}: commit is served", served, require=require)
         image = partial(
             _image, network=network, pins=pins, url=endpoints.registry, where=pinned_at("image", "digest")
         )
@@ -121,10 +120,23 @@ def check(root: Path, pins: Pins, *, require: bool, endpoints: Endpoints | None 
         yield from _flake(root, network, endpoints.nix_inputs, require=require)
 
 
+def _client() -> httpx.Client:
+    timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
+    try:
+        return httpx.Client(timeout=timeout, follow_redirects=True)
+    except (ValueError, ImportError, OSError, httpx.InvalidURL) as error:
+        raise BadInputError(
+            "the network can't be asked as the environment says",
+            expected="http://HOST:PORT as a proxy, and files of certificates that are there",
+            found=error,
+            where="the environment: *_proxy, SSL_CERT_FILE, SSL_CERT_DIR",
+        ) from None
+
+
 def _tried(name: str, ask: Callable[[str], Line], *, require: bool) -> Line:
     try:
         return ask(name)
-    except (UnreachableError, httpx.InvalidURL) as error:
+    except (UnreachableError, httpx.InvalidURL, ValueError) as error:
         return Line("FAIL", name, {"reason": str(error)}) if require else skip(name, error)
 
 
@@ -204,7 +216,7 @@ def _model(name: str, network: Network, pins: Pins, hub: str, where: str) -> Lin
 def _json(answer: httpx.Response) -> dict[str, Any]:
     try:
         data = answer.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
 
@@ -216,28 +228,33 @@ def _flake(root: Path, network: Network, host: str, *, require: bool) -> Iterato
     if nix is None or not lock.is_file():
         yield skip("flake.lock: hashes", "there is no flake.lock" if nix else "nix is not installed")
         return
-    text = lock.read_text()
-    for node, content in json.loads(text)["nodes"].items():
-        locked = content.get("locked")
-        if locked is not None and locked.get("type") == "github":
-            where = f"flake.lock:{line_of(text, ['nodes', node, 'locked', 'narHash'])}"
-            ask = partial(_nar_hash, nix=nix, network=network, host=host, locked=locked, where=where)
-            yield _tried(f"flake.lock: {node} has its hash", ask, require=require)
+    try:
+        nodes = read_lock(root).nodes
+    except BadInputError as error:
+        yield skip("flake.lock: hashes", error.problem)
+        return
+    for node, content in nodes.items():
+        if content.locked is not None:
+            where = f"flake.lock:{line_of(read_text(lock), ['nodes', node, 'locked', 'narHash'])}"
+            told = partial(_nar_hash, nix=nix, network=network, host=host, locked=content.locked, where=where)
+            yield _tried(f"flake.lock: {node} has its hash", told, require=require)
 
 
-def _nar_hash(name: str, nix: str, network: Network, host: str, locked: dict[str, Any], where: str) -> Line:
+def _nar_hash(name: str, nix: str, network: Network, host: str, locked: Locked, where: str) -> Line:
     network.reach(host)
     url = f"github:{locked['owner']}/{locked['repo']}/{locked['rev']}"
-    command = [nix, "--extra-experimental-features", "nix-command flakes", "flake", "metadata", "--json", url]
+    options = ["--extra-experimental-features", "nix-command flakes"]
+    done = ask([nix, *options, "flake", "metadata", "--json", url], folder=Path("/"), seconds=NIX_SECONDS)
+    if done.returncode == TIMED_OUT:
+        raise UnreachableError(last_line(done.stderr))
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=NIX_SECONDS, env=child_environment()
-        )
-    except subprocess.TimeoutExpired:
-        raise UnreachableError(f"nix did not answer in {NIX_SECONDS} s") from None
-    run = "nix flake update, then make pins-bump SOURCE=<input>"
-    if done.returncode:
-        return drift(name, expected=locked["narHash"], found=last_line(done.stderr), where=where, run=run)
+        found = json.loads(done.stdout)["locked"]["narHash"]
+    except (ValueError, LookupError, TypeError):
+        found = last_line(done.stderr or done.stdout)
     return compare(
-        name, locked["narHash"], json.loads(done.stdout)["locked"].get("narHash"), where=where, run=run
+        name,
+        locked["narHash"],
+        found,
+        where=where,
+        run="nix flake update, then make pins-bump SOURCE=<input>",
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recipe import settings_tables
 from recipe.drift.lines import Line, drift, ok
-from recipe.errors import BadInputError
+from recipe.errors import BadInputError, RecipeError
 from recipe.files import read_text, write_whole
 from recipe.pins import NEEDED, Pins, Source
 
@@ -79,10 +79,13 @@ def stale(root: Path, pins: Pins) -> dict[Path, str]:
 
 
 def write(files: Mapping[Path, str]) -> None:
-    """Writes each file whole."""
+    """Writes each file whole. Raises RecipeError for the first that can't be written."""
     for path, text in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, text)
+        except OSError as error:
+            raise RecipeError("a file can't be written", found=error, where=path) from None
 
 
 def _first_difference(path: str, name: str, expected: str, found: str) -> Line:

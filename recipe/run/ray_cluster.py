@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 
 from recipe import keeper
+from recipe.given import child_environment
 from recipe.process import LOOPBACK, ProcessGroup, free_ports
-from recipe.settings import child_environment
 
 # Actors and the job's supervisor ask for one logical CPU each; what runs at once is the engine's affair.
 LOGICAL_CPUS = 8

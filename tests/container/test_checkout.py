@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -86,9 +87,9 @@ def node(tmp_path, upstream, checkout):
     record = tmp_path / "pins.json"
     record.write_text(image.record(pins, "camel") + "\n")
 
-    def check(tag: str | None = None, pythonpath: Path = checkout.folder / "python"):
+    def check(tag: str | None = None, pythonpath: Path = checkout.folder / "python", path="/usr/bin:/bin"):
         command = [sys.executable, str(CHECK), tag or image.tag(pins, "camel"), str(record)]
-        environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(pythonpath)}
+        environment = {"PATH": str(path), "PYTHONPATH": str(pythonpath)}
         return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
     check.record, check.rev = record, rev
@@ -118,6 +119,39 @@ def test_an_image_without_a_record_is_refused(node):
     assert done.returncode == 1
     assert "not built by us" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff",
+        b"[" * 100_000,
+        b"1",
+        b"{}",
+        b'{"sources": [1], "imports": {}}',
+        b'{"sources": {"a": 1}, "imports": {}}',
+    ],
+    ids=["no text", "deep", "number", "empty", "array", "no source"],
+)
+def test_a_record_of_another_shape_is_refused_without_a_traceback(node, content):
+    node.record.write_bytes(content)
+    done = node(tag=f"pins-{hashlib.sha256(content).hexdigest()[:12]}")
+    assert done.returncode == 1
+    assert "expected" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["pins-0", "/nowhere", "more"]])
+def test_other_arguments_than_a_tag_and_a_record_are_refused(words):
+    done = subprocess.run([sys.executable, str(CHECK), *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "expected TAG" in done.stderr
+
+
+def test_without_git_the_check_says_so(node, tmp_path):
+    done = node(path=tmp_path)
+    assert done.returncode == 1
+    assert "git can't be run" in done.stderr
 
 
 def test_a_checkout_at_another_commit_is_refused(node, checkout):

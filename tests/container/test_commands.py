@@ -102,16 +102,54 @@ def test_a_missing_program_is_said_without_a_traceback():
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "option", "values"),
     [
-        ["slurm", "--recipe", "camel", "--command", "true", "--num-nodes", "4"],
-        ["ray", "--recipe", "camel", "--head-ip", "node-1"],
-        ["start", "--recipe", "camel", "--data-dir", "relative"],
+        (
+            "build",
+            "repository",
+            ["", "a b", "Upper/x", "host.example/x:tag", "x@sha256:0", "/x", "x/", "a//b", "x\n"],
+        ),
+        ("start", "repository", [""]),
+        ("start", "data-dir", ["relative", "", "/a:b", "/a,b", "/a\nb", "/a\udcff"]),
+        ("start", "project", [""]),
+        (
+            "head",
+            "head-ip",
+            ["node-1", "", "0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255", "10.0.0.256"],
+        ),
+        ("worker", "node-ip", ["node-2", "", "127.0.0.1"]),
+        ("head", "dashboard-port", ["0", "-1", "65536", "6379"]),
+        ("head", "dashboard-host", ["", "localhost", "::", "224.0.0.1"]),
+        ("slurm", "num-nodes", ["4", "9"]),
+        ("slurm", "command", ["", "&& ||", ";", "make 'x"]),
+        ("slurm", "image", ["", "/", "a b.sqsh"]),
+        ("slurm", "time", ["", "tomorrow", "1-", "1:2:3:4", "1d", "\u0661"]),
+        ("slurm", "partition", ["", "a b", "a,", ",", "a\n#SBATCH --nodes=1"]),
+        ("slurm", "account", ["", "a,b"]),
+        ("kuberay", "repository", ["", "a b"]),
+        ("kuberay", "claim", ["", "Upper", "a_b", "-a", "a" * 254]),
+        ("kuberay", "rdma-resource", ["", "hca", "nvidia.com/gpu", "kubernetes.io/x", "rdma/", "rdma/a b"]),
     ],
-    ids=lambda words: words[0],
 )
-def test_bad_input_is_refused(words):
-    assert isinstance(CliRunner().invoke(app, words).exception, BadInputError)
+def test_a_value_that_can_not_work_is_refused(words, option, values):
+    for value in values:
+        done = CliRunner().invoke(app, [*COMMANDS[words], f"--{option}", value])
+        assert isinstance(done.exception, BadInputError), (value, done.output)
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "values"),
+    [
+        ("build", "repository", ["inkling", "localhost:5000/a", "Host.example/a/b__c", "a/b-c"]),
+        ("head", "dashboard-host", ["127.0.0.1", "0.0.0.0"]),
+        ("slurm", "time", ["90", "90:00", "1:00:00", "1-0", "2-00:00:00"]),
+        ("slurm", "partition", ["a,b"]),
+        ("kuberay", "rdma-resource", ["rdma/hca", "nvidia.com/hostdev", "nvidia.com/gpu.shared"]),
+    ],
+)
+def test_a_value_that_works_is_taken(words, option, values):
+    for value in values:
+        assert value in printed(*COMMANDS[words], f"--{option}", value)
 
 
 def test_a_recipe_that_is_none_is_refused():

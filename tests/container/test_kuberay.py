@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from recipe.container import image, kuberay, node
-from recipe.errors import BadInputError
 from recipe.pins import load_pins
 
 PINS = load_pins()
@@ -102,8 +101,3 @@ def test_without_rdma_devices_nothing_is_asked_for():
     for pod in pods(manifest(replace(CLUSTER, rdma_resource=None))):
         assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 8}
         assert "securityContext" not in pod["containers"][0]
-
-
-def test_a_number_of_nodes_without_a_layout_is_refused():
-    with pytest.raises(BadInputError, match="NUM_NODES"):
-        manifest(replace(CLUSTER, num_nodes=5))

@@ -1,4 +1,4 @@
-"""CI's workflows use the pinned actions and nothing more than they need; Renovate finds the pins that it is to find."""
+"""CI's workflows ask for nothing more than they need; Renovate finds the pins that it is to find."""
 
 from __future__ import annotations
 
@@ -14,17 +14,10 @@ from recipe.pins import PROJECT_ROOT, load_pins
 PINS = load_pins()
 WORKFLOWS = sorted((PROJECT_ROOT / ".github" / "workflows").glob("*.yml"))
 EVERY_WORKFLOW = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-USES = re.compile(r"uses: *(\S+)@(\S+)(?: # (\S+))?")
 
 
 def jobs(path: Path) -> dict:
     return yaml.safe_load(path.read_text())["jobs"]
-
-
-def test_the_actions_are_those_of_the_pins_by_commit_and_with_their_version():
-    used = {match for path in WORKFLOWS for match in USES.findall(path.read_text())}
-    pinned = {(name, tool.rev, tool.version) for name, tool in PINS.tools.items() if tool.rev}
-    assert used == pinned
 
 
 @EVERY_WORKFLOW
@@ -40,7 +33,7 @@ def test_a_workflow_may_read_the_repository_and_no_more(path):
 
 @EVERY_WORKFLOW
 def test_each_command_is_a_target_of_the_makefile(path):
-    targets = set(re.findall(r"^([a-z-]+):", (PROJECT_ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z0-9-]+):", (PROJECT_ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"^ +run: .*\bmake ([a-z-]+)", path.read_text(), re.MULTILINE))
     named |= {
         target

@@ -129,6 +129,9 @@ def test_what_a_killed_launcher_started_is_ended(tmp_path):
     code = (
         "import os, sys; from pathlib import Path; from recipe.process import ProcessGroup; "
         f"group = ProcessGroup.start('x', ['sleep', '300'], log=Path({str(tmp_path / 'log')!r}), env={{}}); "
+        "comm = Path(f'/proc/{group.leader.pid}/comm')\n"
+        # Until then the kernel has not been asked to tell it of our end.
+        "while comm.read_text().strip() != 'sleep': pass\n"
         "print(group.leader.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

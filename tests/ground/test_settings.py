@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
 
 from recipe import settings_tables
 from recipe.errors import BadInputError
+from recipe.given import child_environment
 from recipe.presets import PRESETS
-from recipe.settings import Settings, child_environment, load, load_checkouts
+from recipe.resolve import load, load_checkouts
+from recipe.settings import Settings
 
 
 @pytest.fixture(autouse=True)
@@ -20,9 +22,13 @@ def _no_env_file(empty_folder):
     return empty_folder
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_resolves_and_reads_back(preset):
-    settings = load(preset)
+CLUSTER = ["HEAD_IP=10.0.0.1", "TASKS_DIR=tasks"]
+
+
+@pytest.mark.parametrize(("command", "engine"), [(c, engine) for c in PRESETS for engine in PRESETS[c]])
+def test_every_preset_resolves_and_reads_back(command, engine):
+    settings = load(command, [f"ENGINE={engine}", *(CLUSTER if engine == "miles" else [])])
+    assert settings.engine == engine
     assert Settings(**json.loads(json.dumps(settings.public()))).public() == settings.public()
 
 
@@ -45,6 +51,87 @@ def test_precedence_is_argument_environment_preset_env_file_default(empty_folder
 def test_what_is_derived_follows_what_it_derives_from():
     settings = load("smoke", ["N_SAMPLES_PER_PROMPT=4", "HARBOR_AGENT_CALL_TIMEOUT_SEC=7"])
     assert (settings.global_batch_size, settings.rollout_timeout_sec) == (16, 14)
+
+
+@pytest.mark.parametrize(
+    ("command", "word", "told"),
+    [
+        ("learn", "ENGINE=miles", "ENGINE=local"),
+        ("train-camel", "ENGINE=local", "ENGINE=miles"),
+        ("train-camel", "AGENT=terminus-2", "`train-camel` is AGENT=camel"),
+        ("train-terminus2", "AGENT=camel", "`train-terminus2` is AGENT=terminus-2"),
+    ],
+)
+def test_what_a_command_is_named_after_cannot_be_set_otherwise(command, word, told):
+    with pytest.raises(BadInputError) as refused:
+        load(command, [*CLUSTER, word])
+    assert told in str(refused.value)
+    assert "argument" in str(refused.value)
+
+
+def test_the_agents_defaults_differ_where_the_recipes_do():
+    camel, terminus = (load(command, CLUSTER) for command in ("train-camel", "train-terminus2"))
+    assert (camel.save_interval, terminus.save_interval) == (99, 50)
+    assert camel.load_dir == camel.torch_dist_dir == Path("/root/models/Inkling-Small_torch_dist")
+    assert camel.agent_server_url == "http://10.0.0.1:11000"
+
+
+def test_a_cluster_file_names_head_and_number_of_nodes(empty_folder):
+    nodes = [{"ip": f"10.0.0.{number}"} for number in range(2, 8)]
+    (empty_folder / "c.yaml").write_text(
+        json.dumps({"gpus_per_node": 8, "head": {"ip": "10.0.0.1"}, "workers": nodes})
+    )
+    settings = load("train-camel", ["TASKS_DIR=t", "CLUSTER_CONFIG=c.yaml"])
+    assert (settings.head_ip, settings.num_nodes, settings.gpus_per_node) == ("10.0.0.1", 7, 8)
+    assert settings.source("num_nodes") == "CLUSTER_CONFIG c.yaml"
+    assert load("train-camel", ["TASKS_DIR=t", "CLUSTER_CONFIG=c.yaml", "NUM_NODES=6"]).num_nodes == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "head"),
+        ("head: {ip: a}\nworker: []", "worker"),
+        ("head: {ip: a}\nworkers: [{ip: a}]", "twice"),
+        ("head: {ip: [", "flow"),
+        ("head: {ip: a}\ngpus_per_node: 0", "gpus_per_node"),
+    ],
+)
+def test_a_bad_cluster_file_is_refused_and_named(empty_folder, text, told):
+    (empty_folder / "c.yaml").write_text(text)
+    with pytest.raises(BadInputError) as refused:
+        load("train-camel", ["TASKS_DIR=t", "CLUSTER_CONFIG=c.yaml"])
+    assert told in str(refused.value)
+    assert "c.yaml" in str(refused.value)
+
+
+@pytest.mark.parametrize("source", ["argument", "environment", ".env"])
+@pytest.mark.parametrize("name", ["HARBOR_TERMINUS_PARSER", "HARBOR_AGENT_TIMEOUT_SEC"])
+def test_what_the_pinned_harbor_would_ignore_must_be_unset(empty_folder, monkeypatch, source, name):
+    if source == "environment":
+        monkeypatch.setenv(name, "x")
+    if source == ".env":
+        (empty_folder / ".env").write_text(f"{name}=x\n")
+    with pytest.raises(BadInputError, match=f"{name} has no effect at the pinned Harbor commits"):
+        load("train-camel", [*CLUSTER, *([f"{name}=x"] if source == "argument" else [])])
+
+
+@pytest.mark.parametrize("by_make", [False, True])
+def test_a_secret_is_refused_on_a_command_line_and_not_told(monkeypatch, by_make):
+    words = ["WANDB_API_KEY=planted-secret"]
+    if by_make:
+        monkeypatch.setenv("MAKE_VARIABLES", words.pop())
+    with pytest.raises(BadInputError, match="WANDB_API_KEY is a secret") as refused:
+        load("train-camel", [*CLUSTER, *words])
+    assert "planted" not in str(refused.value)
+
+
+def test_secrets_are_no_part_of_what_is_shown(monkeypatch):
+    monkeypatch.setenv("DAYTONA_API_KEY", "planted-secret")
+    settings = load("train-camel", CLUSTER)
+    assert settings.daytona_api_key is not None
+    assert settings.daytona_api_key.get_secret_value() == "planted-secret"
+    assert "planted" not in repr(settings) + str(settings.public()) + settings_tables.resolved(settings)
 
 
 def test_the_checkouts_need_nothing_that_a_run_requires(empty_folder, monkeypatch):
@@ -152,14 +239,6 @@ def test_an_empty_value_counts_as_not_given(monkeypatch):
     monkeypatch.setenv("LOAD_DIR", "")
     assert load("smoke", ["SEED="]).source("seed") == "preset smoke"
     assert load("smoke").load_dir is None
-
-
-def test_a_secret_is_in_no_dump():
-    class WithKey(Settings):
-        api_key: SecretStr | None = None
-
-    settings = WithKey(engine="local", sandbox_backend="local", tasks_dir="t", api_key="planted-value")
-    assert "planted-value" not in json.dumps(settings.public()) + repr(settings) + str(settings)
 
 
 def test_a_child_gets_what_it_needs_and_nothing_that_we_do_not_know(monkeypatch):

@@ -34,10 +34,6 @@ def test_nix_and_python_read_the_same_pins(flake):
     [
         (COMMIT, SHORT, f'recipes.camel.sglang.rev: expected a commit of 40 hex digits, found "{SHORT}"'),
         (f'"{COMMIT}"', "7", "recipes.camel.sglang.rev: expected a commit of 40 hex digits, found 7"),
-        ('"sha256:', '"md5:', "image.digest: expected sha256: and 64 hex digits"),
-        ('"narHash": null', '"narHash": "sha256-"', "recipes.camel.miles.narHash: expected null or sha256-"),
-        ('"https://', '"ext::', "recipes.camel.miles.url: expected an https address"),
-        ('"schema": 1', '"schema": 2', "schema: expected 1, found 2"),
         ('"sglang": {', '"sg-lang": {', "recipes.camel.sg-lang: unknown key"),
         ('"sglang": {', '"sg-lang": {', "recipes.camel.sglang: missing"),
         ('"recipes": {', '"recipes": 5, "other": {', "recipes: expected an object, found 5"),

@@ -24,9 +24,15 @@ def _own_git_configuration(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture
-def tree(tmp_path):
+def tree(tmp_path, whole_tree):
+    """A copy of the project to change."""
+    return shutil.copytree(whole_tree, tmp_path / "tree")
+
+
+@pytest.fixture(scope="session")
+def whole_tree(tmp_path_factory):
     """The project's files that git has or would take, as a repository of their own."""
-    root = tmp_path / "tree"
+    root = tmp_path_factory.mktemp("project") / "tree"
     listed = git(PROJECT_ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     for name in filter(None, listed.split("\0")):
         if (PROJECT_ROOT / name).is_file() and not (PROJECT_ROOT / name).is_symlink():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import select
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +15,10 @@ from drifting import change, commit, git, only_drift
 
 from recipe.drift import checkouts
 from recipe.drift.lines import Line
+from recipe.drift.programs import TIMED_OUT, ask
+from recipe.errors import BadInputError
 from recipe.pins import RELIED_ON, UPSTREAM, load_pins
-from recipe.settings import load_checkouts
+from recipe.resolve import load_checkouts
 
 MISC, MANAGER = "miles/utils/misc.py", "miles/ray/rollout/router_manager.py"
 MILES = {
@@ -21,11 +26,19 @@ MILES = {
     MANAGER: "import time\n\nwait_for_server_ready(ip, port, process, timeout=180)\n",
     "miles/rollout/session/linear_trajectory.py": "def _preserve_ordered_content_blocks(): ...\n",
 }
+RELIED_ON_HERE = {
+    "ordered blocks survive a replay",
+    "session servers get time to start",
+    "surplus trials are cancelled",
+}
 
 
 @pytest.fixture
 def miles(tree, tmp_path, empty_folder):
-    """A repository with what Terminus-2's recipe relies on in Miles, pinned as such in the project's copy."""
+    """A repository with what is relied on here in Miles, pinned as such in the project's copy."""
+    relied_on = json.loads((tree / RELIED_ON).read_text())
+    relied_on["features"] = [one for one in relied_on["features"] if one["name"] in RELIED_ON_HERE]
+    (tree / RELIED_ON).write_text(json.dumps(relied_on, indent=2))
     folder = tmp_path / "miles"
     rev = commit(folder, MILES)
     pinned = load_pins(tree).recipes["terminus2"].sources["miles"].rev
@@ -50,9 +63,7 @@ def test_a_checkout_that_fits_is_ok_and_an_absent_one_is_skipped_with_the_reason
     assert [line.name for line in told if line.status == "ok"] == [
         "checkout miles: commit",
         "checkout miles: clean",
-        "miles: ordered blocks survive a replay",
-        "miles: session servers get time to start",
-        "miles: surplus trials are cancelled",
+        *sorted(f"miles: {name}" for name in RELIED_ON_HERE),
     ]
     assert {line.status for line in told} == {"ok", "skip"}
     reasons = " ".join(line.facts["reason"] for line in told if line.status == "skip")
@@ -177,6 +188,60 @@ def test_sglang_is_found_where_the_training_python_would_import_it_without_doing
     assert facts["found"] == str(elsewhere / "python" / "sglang")
     assert facts["where"] == str(tmp_path / "python" / "bin" / "python3")
     assert "pip install" in facts["run"]
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("#!/bin/sh\necho junk; exit 0", "exit code 0, junk"),
+        ("#!/bin/sh\necho no >&2; exit 1", "exit code 1, no"),
+        ("#!/bin/sh\nprintf '\\377'", "exit code 0"),
+        ("#!/bin/sh\nsleep 60 & sleep 60", "did not answer in 0.5 s"),
+        ("no program", "python3: Exec format error"),
+    ],
+)
+def test_an_odd_python_on_path_is_a_skip_with_its_reason(
+    tree, tmp_path, empty_folder, monkeypatch, script, reason
+):
+    program = tmp_path / "bin" / "python3"
+    program.parent.mkdir()
+    program.write_text(script)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(checkouts, "PYTHON_SECONDS", 0.5)
+    (tmp_path / "sglang").mkdir()
+    line = sglang_line(tree, tmp_path / "sglang")
+    assert line.status == "skip"
+    assert reason in line.facts["reason"]
+
+
+def test_a_program_that_is_late_ends_with_all_that_it_started(tmp_path):
+    # The pipe has an end of file once nobody holds it any more.
+    os.mkfifo(tmp_path / "held")
+    script = f"sleep 60 >{tmp_path}/held & wait"
+    reader = os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)
+    done = ask(["sh", "-c", script], folder=tmp_path, seconds=0.5)
+    os.set_blocking(reader, True)
+    assert done.returncode == TIMED_OUT
+    assert select.select([reader], [], [], 10)[0], "the sleep holds the pipe"
+    os.close(reader)
+
+
+@pytest.mark.parametrize("file", ["uv.lock", "src/harbor/agents/camel/camel.py"])
+def test_a_file_of_a_checkout_that_is_no_text_is_refused_and_named(tree, tmp_path, empty_folder, file):
+    harbor = tmp_path / "harbor"
+    commit(harbor, {file: "", "src/harbor/agent_server/compat.py": 'sampling.pop("response_feedback"'})
+    (harbor / file).write_bytes(b"\xff\xfe")
+    with pytest.raises(BadInputError, match="can't be read") as refused:
+        list(checkouts.check(tree, load_pins(tree), load_checkouts([f"HARBOR_DIR={harbor}"])))
+    assert f"where    {harbor / file}" in str(refused.value)
+
+
+def test_a_command_that_is_told_survives_a_folder_with_spaces(tree, tmp_path, empty_folder):
+    folder = tmp_path / "it's miles"
+    folder.mkdir()
+    told = [line.facts["run"] for line in lines(tree, f"MILES_DIR={folder}") if line.bad]
+    assert all(str(folder) in shlex.split(run) for run in told)
 
 
 def test_megatron_is_looked_at_but_not_pinned(tree, tmp_path, empty_folder):

@@ -12,6 +12,7 @@ from drifting import change, commit, git_service, only_drift, other_digit, reply
 from recipe.drift import online
 from recipe.drift.lines import Line
 from recipe.drift.online import Endpoints
+from recipe.errors import BadInputError
 from recipe.pins import UPSTREAM, Pins, Recipe, load_pins
 from recipe.process import free_port
 
@@ -179,6 +180,58 @@ def test_the_hashes_of_flake_lock_are_those_that_nix_tells(tree, tmp_path, serve
     number = int(facts["where"].removeprefix("flake.lock:"))
     assert facts["expected"] in (tree / "flake.lock").read_text().splitlines()[number - 1]
     assert "make pins-bump SOURCE=" in facts["run"]
+
+
+@pytest.fixture
+def proxy(monkeypatch):
+    """Sets the proxy, and clears what else could name one."""
+    for name in ("http_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    return lambda value: monkeypatch.setenv("https_proxy", value)
+
+
+@pytest.mark.parametrize("value", ["socks5://127.0.0.1:1", "ftp://127.0.0.1", "http://\x01"])
+def test_a_proxy_of_another_kind_is_refused(no_flake, proxy, value):
+    proxy(value)
+    with pytest.raises(BadInputError) as refused:
+        lines(no_flake, load_pins(no_flake), nowhere())
+    assert "*_proxy" in str(refused.value)
+
+
+@pytest.mark.parametrize("value", ["junk.invalid", "http://[", "http://127.0.0.1:99999"])
+def test_a_proxy_that_is_nowhere_reaches_nothing(no_flake, proxy, value):
+    proxy(value)
+    told = lines(no_flake, load_pins(no_flake), nowhere(), require=False)
+    assert {line.status for line in told} == {"skip"}
+    assert all(line.facts["reason"] for line in told)
+
+
+@pytest.mark.parametrize("content", ["[]", '{"nodes": []}', "[" * 100_000])
+def test_a_flake_lock_of_another_shape_is_a_skip_here(no_flake, tmp_path, monkeypatch, content):
+    (tmp_path / "nix").write_text("")
+    (tmp_path / "nix").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    (no_flake / "flake.lock").write_text(content)
+    hosts = nowhere()
+    pins = pinned_at(load_pins(no_flake), f"{hosts.registry}/x.git", "0" * 40)
+    assert "flake.lock" in lines(no_flake, pins, hosts, require=False)[-1].facts["reason"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({"WWW-Authenticate": 'Bearer realm="http://["'}, b""),
+        ({"WWW-Authenticate": 'Bearer realm="::"'}, b""),
+        ({"WWW-Authenticate": "Basic"}, b""),
+        ({}, b"[" * 100_000),
+    ],
+)
+@pytest.mark.parametrize("status", [200, 401])
+def test_an_odd_answer_is_a_line_of_its_own(no_flake, serve, status, headers, body):
+    base = serve(lambda request: reply(request, status, headers, body))
+    told = image_and_model(no_flake, Endpoints(registry=base, model_hub=base))
+    assert {line.status for line in told} <= {"DRIFT", "skip"}
+    assert len(told) == 2
 
 
 def nowhere() -> Endpoints:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from recipe.errors import BadInputError
-from recipe.pins import PROJECT_ROOT, Feature, line_of, load_pins, value_offset
+from recipe.json_text import line_of, value_offset
+from recipe.pins import PROJECT_ROOT, Feature, load_pins
 
 
 @pytest.fixture
@@ -47,19 +48,20 @@ def test_the_pins_of_the_project_are_read():
 @pytest.mark.parametrize(
     ("name", "old", "new", "told"),
     [
-        ("upstream.json", '"registry":', '"registri":', ["image.registry is not as", "required"]),
+        ("upstream.json", '"registry":', '"registri":', ["image.registry is missing", "this key"]),
         ("upstream.json", '"reason":', '"raeson": "", "reason":', ["image.raeson is unknown", "schema"]),
-        ("upstream.json", '"rev": "', '"rev": "0', ["recipes.camel.miles.rev", "[0-9a-f]{40}"]),
+        ("upstream.json", '"rev": "', '"rev": "0', ["recipes.camel.miles.rev", "40 hex digits"]),
         ("upstream.json", '"digest": "sha256:', '"digest": "sha512:', ["image.digest", "sha256:"]),
         ("upstream.json", '"narHash": null', '"narHash": "x"', ["recipes.camel.miles.narHash", "'x'"]),
-        ("upstream.json", "https://", "ftp://", ["recipes.camel.miles.url", "https://"]),
+        ("upstream.json", "https://", "ftp://", ["recipes.camel.miles.url", "an https address"]),
         ("upstream.json", '"terminus2": {', '"terminus3": {', ["recipes.terminus3", "camel|terminus2"]),
         ("upstream.json", '"sglang": {', '"slang": {', ["recipes.camel.slang", "miles|sglang"]),
         ("upstream.json", '"schema": 1', '"schema": 2', ["schema is not as", "1", "2"]),
-        ("relied_on.json", '"why":', '"whi":', ["features.0.why", "required"]),
+        ("relied_on.json", '"why":', '"whi":', ["features.0.why is missing"]),
         ("relied_on.json", '"present":', '"absent": "x", "present":', ["features.0", "exactly one"]),
         ("relied_on.json", '"file": "', '"file": "../', ["features.0.file", "below the checkout"]),
         ("relied_on.json", '"sampling', '"(sampling', ["features.5.pattern", "regular expression"]),
+        ("tools.json", '"uv": {', '"vu": {', ["its content", "a tool uv"]),
         ("tools.json", '"version": "', '"version": 1, "x": "', ["uv", "tools.json:"]),
     ],
 )
@@ -97,6 +99,27 @@ def test_a_recipe_without_one_of_its_sources_is_refused(root):
 def test_a_key_that_is_there_twice_is_refused(root):
     change(root, "upstream.json", '"digest":', '"digest": "", "digest":')
     assert "twice" in refusal(root)
+
+
+@pytest.mark.parametrize("name", ["upstream.json", "relied_on.json", "tools.json", "flake.json"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 100_000,
+        b'{"schema": ' + b"1" * 5000 + b"}",
+        b"\xff",
+        b"[]",
+        b"",
+        b'{"uv": {"version": "\\ud800"}}',
+    ],
+    ids=["deep", "long", "no UTF-8", "array", "empty", "half a character"],
+)
+def test_whatever_is_in_a_file_is_refused_and_named(root, name, content):
+    (root / "pins" / name).write_bytes(content)
+    text = refusal(root)
+    assert f"{root}/pins/{name}" in text
+    assert "expected " in text
+    assert len(text) < 1000
 
 
 def test_a_file_that_is_no_json_or_missing_is_refused(root):
