@@ -1,0 +1,98 @@
+"""Credentials of the sandbox backends: found before the start, given to the server alone, never shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from standin.harbor_checkout import settings_of
+
+from recipe.errors import BadInputError
+from recipe.harbor import backends
+
+KEY = {"daytona_api_key": "planted-1"}
+TOKENS = {"modal_token_id": "planted-2", "modal_token_secret": "planted-3"}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def refusals(backend: str, **values: str) -> list[BadInputError]:
+    return list(backends.check(settings_of(Path("/none"), sandbox_backend=backend, **values)))
+
+
+def test_each_backend_wants_its_own_credentials_and_shows_none(home: Path) -> None:
+    assert not refusals("daytona", **KEY)
+    assert not refusals("modal", **TOKENS)
+    refused = [
+        *refusals("daytona", **TOKENS),
+        *refusals("modal", **KEY),
+        *refusals("modal", modal_token_id="planted-2"),
+        *refusals("modal", modal_token_secret="planted-3"),
+    ]
+    expected = [error.facts["expected"] for error in refused]
+    assert [text.split(" in the environment")[0] for text in expected] == [
+        "DAYTONA_API_KEY",
+        "MODAL_TOKEN_ID and MODAL_TOKEN_SECRET",
+        "MODAL_TOKEN_SECRET",
+        "MODAL_TOKEN_ID",
+    ]
+    assert not any("planted" in f"{error}{error.facts}" for error in refused)
+
+
+def test_modals_own_file_will_do_but_not_beside_half_a_token(home: Path) -> None:
+    (home / ".modal.toml").write_text("[default]\n")
+    assert not refusals("modal")
+    assert len(refusals("modal", modal_token_id="planted-2")) == 1
+
+
+def test_only_the_chosen_backends_credentials_reach_the_server() -> None:
+    def of(backend: str, **more: str) -> dict[str, str]:
+        return backends.credentials(
+            settings_of(Path("/none"), sandbox_backend=backend, **KEY, **TOKENS, **more)
+        )
+
+    assert of("daytona") == {"DAYTONA_API_KEY": "planted-1"}
+    address = {"DAYTONA_API_URL": "https://daytona.example/api"}
+    assert of("daytona", daytona_api_url=address["DAYTONA_API_URL"]) == of("daytona") | address
+    assert of("modal") == {"MODAL_TOKEN_ID": "planted-2", "MODAL_TOKEN_SECRET": "planted-3"}
+    assert of("docker", wandb_api_key="planted-4") == of("e2b") == {}
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        (None, "docker: No such file or directory"),
+        ("echo Cannot connect to the Docker daemon >&2; exit 1", "Cannot connect to the Docker daemon"),
+        ("sleep 60", "docker did not answer in 0.3 s"),
+        ("echo 28.0.1", None),
+    ],
+)
+def test_docker_has_to_answer(home: Path, monkeypatch: pytest.MonkeyPatch, script, found) -> None:
+    folder = home / "bin"
+    folder.mkdir()
+    if script is not None:
+        (folder / "docker").write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{script}\n")
+        (folder / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    if script == "sleep 60":
+        monkeypatch.setattr(backends, "DOCKER_SECONDS", 0.3)
+    assert [error.facts["found"] for error in refusals("docker")] == ([found] if found else [])
+
+
+def test_another_backend_of_harbor_passes_through_and_is_said_so() -> None:
+    assert not refusals("e2b")
+    assert "e2b goes to Harbor as it is" in str(
+        backends.note(settings_of(Path("/none"), sandbox_backend="e2b"))
+    )
+    for name in backends.BACKENDS:
+        assert backends.note(settings_of(Path("/none"), sandbox_backend=name)) is None
+
+
+def test_gke_and_what_the_engine_does_not_have_are_refused() -> None:
+    assert [error.facts["found"] for error in refusals("gke")] == [
+        "its environment config is not written yet"
+    ]
