@@ -32,6 +32,11 @@ recent_errors: deque[str] = deque(maxlen=5)
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
 
 
+def last_errors() -> str:
+    """What went wrong lately, each text once, for a message."""
+    return f"last errors: {' | '.join(dict.fromkeys(recent_errors)) or 'none reported'}"
+
+
 class AgentAbortError(Exception):
     """Running trials could not be cancelled."""
 
@@ -54,7 +59,7 @@ async def run(
         error = f"{type(failure).__name__}: {failure}"
         logger.warning("trial of %s failed: %s", metadata.get("instance_id"), error)
         result = {"reward": None, "exit_status": "AgentError", "error": error}
-    if result.get("error"):
+    if result.get("error") and result["exit_status"] != "Flushed":  # that one was our own doing
         recent_errors.append(str(result["error"]))
     return result
 

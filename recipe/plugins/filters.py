@@ -55,7 +55,7 @@ def keep_group(args: Any, samples: list[Any], **_: Any) -> Any:  # noqa: ARG001 
     if _dropped.total() >= limit:
         raise TooManyDroppedGroupsError(
             f"{limit} groups in a row were dropped (MAX_DROPPED_GROUPS): {dict(_dropped)}; "
-            f"last errors: {' | '.join(dict.fromkeys(agent.recent_errors)) or 'none reported'}"
+            f"{agent.last_errors()}"
         )
     return _output_type()(keep=reason is None, reason=reason)
 

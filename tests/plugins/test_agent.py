@@ -119,6 +119,13 @@ def test_an_answer_that_is_none_is_an_agent_error_and_never_posted_again(monkeyp
     assert list(agent.recent_errors) == [result["error"]]
 
 
+def test_a_trial_that_was_cancelled_is_not_what_went_wrong(monkeypatch):
+    with serving(answering(reward=None, exit_status="Flushed", error="flushed")) as server:
+        monkeypatch.setenv("AGENT_SERVER_URL", server.url)
+        assert run()["exit_status"] == "Flushed"
+    assert not agent.recent_errors
+
+
 def test_an_answer_without_a_status_is_unknown(monkeypatch):
     with serving(answering(reward=1.0)) as server:
         monkeypatch.setenv("AGENT_SERVER_URL", server.url)

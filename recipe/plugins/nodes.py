@@ -1,0 +1,227 @@
+"""What the cluster's nodes have and what earlier runs left on them: a short job that prints one line of JSON.
+
+Run on the cluster as `python3 -P -m recipe.plugins.nodes`. With `--clean RUN ...` it ends the leftovers of these
+runs. A process belongs to a run when its own environment says so, and no other process is ever ended. Standard
+library and Ray only, and nothing else of recipe: Ray takes the functions of this file to the nodes by value.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import platform
+import pwd
+import select
+import signal
+import socket
+import subprocess
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._private.state import available_resources_per_node
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+# The line of the job's log that holds the answer starts with it.
+MARKER = "INKLING_GRPO_NODES "
+# The variable that a run sets for all its processes.
+RUN_VARIABLE = "INKLING_GRPO_RUN"
+# What SGLang's and Miles' servers call themselves.
+TITLES = ("sglang", "miles")
+PINS = Path("/etc/inkling-grpo/pins.json")
+# A node starts a worker (seconds) and cleans (the two waits below); nvidia-smi takes seconds on a cold driver.
+ANSWER_SECONDS = 120.0
+TOOL_SECONDS = 30.0
+# SGLang's processes end at once; a trainer that frees its memory takes seconds.
+TERM_SECONDS = 10.0
+KILL_SECONDS = 10.0
+# Enough to know a command by; a whole one may hold somebody's secret.
+COMMAND_LETTERS = 80
+
+
+@dataclass(frozen=True)
+class Process:
+    """`started` is its start in clock ticks after boot: with the pid it names one process for ever."""
+
+    pid: int
+    started: int
+    user: str
+    command: str
+    run: str | None
+    gpu_memory_mib: int | None = None
+
+
+def main() -> None:
+    """Asks every node that is alive and prints the answer behind MARKER."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--miles-dir", required=True)
+    parser.add_argument("--sglang-dir", required=True)
+    parser.add_argument("--clean", nargs="*", default=[], metavar="RUN")
+    arguments = parser.parse_args()
+    ray.init(address="auto", log_to_driver=False, logging_level=logging.WARNING)
+    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    available = available_resources_per_node()  # type: ignore[no-untyped-call]
+    ask = ray.remote(num_cpus=0, max_retries=0)(report)
+    answers = {
+        node["NodeID"]: ask.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote(arguments.miles_dir, arguments.sglang_dir, arguments.clean)
+        for node in nodes
+    }
+    ray.wait(list(answers.values()), num_returns=len(answers), timeout=ANSWER_SECONDS)
+    told = [
+        {
+            "ip": node["NodeManagerAddress"],
+            "hostname": node["NodeManagerHostname"],
+            "ray_gpus": node["Resources"].get("GPU", 0.0),
+            "ray_gpus_available": available.get(node["NodeID"], {}).get("GPU", 0.0),
+            **_answer(answers[node["NodeID"]]),
+        }
+        for node in nodes
+    ]
+    print(MARKER + json.dumps({"alive": len(nodes), "nodes": told}), flush=True)
+
+
+def _answer(reference: Any) -> dict[str, Any]:
+    try:
+        return {"error": None, **ray.get(reference, timeout=0)}
+    except ray.exceptions.GetTimeoutError:
+        return {"error": f"no answer within {ANSWER_SECONDS:g} s"}
+    except ray.exceptions.RayError as error:
+        return {"error": str(error)[-500:]}
+
+
+def report(miles_dir: str, sglang_dir: str, clean: list[str]) -> dict[str, Any]:
+    """This node, after the leftovers of the runs `clean` have been ended. Memory in MiB."""
+    cleaned = _end([process for process in leftovers() if process.run in clean]) if clean else []
+    return {
+        "hostname": socket.gethostname(),
+        "python": platform.python_version(),
+        "ray": ray.__version__,
+        "memory_available_mib": _memory_available(),
+        "gpus": [
+            {"name": name, "memory_mib": _mib(memory), "memory_used_mib": _mib(used)}
+            for name, memory, used in _nvidia_smi("--query-gpu=name,memory.total,memory.used")
+        ],
+        "leftovers": [asdict(process) for process in leftovers()],
+        "cleaned": cleaned,
+        "miles_head": _head(miles_dir),
+        "sglang_head": _head(sglang_dir),
+        "pins": json.loads(PINS.read_text()) if PINS.is_file() else None,
+    }
+
+
+def leftovers() -> list[Process]:
+    """Every process that is on a GPU or has one of TITLES, whoever its owner is."""
+    memory = {int(pid): _mib(used) for pid, used in _nvidia_smi("--query-compute-apps=pid,used_memory")}
+    # A process of another container has a pid here, but no entry in /proc.
+    found = {pid: Process(pid, 0, "?", "not visible from here", None, used) for pid, used in memory.items()}
+    for entry in Path("/proc").glob("[0-9]*"):
+        pid = int(entry.name)
+        with suppress(OSError):  # it has just ended
+            title = entry.joinpath("cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
+            if pid in memory or title.rpartition("/")[2].startswith(TITLES):
+                found[pid] = _process(pid, memory.get(pid))
+    return sorted(found.values(), key=lambda process: process.pid)
+
+
+def _process(pid: int, gpu_memory_mib: int | None) -> Process:
+    """Raises OSError when there is no such process any more."""
+    folder = Path(f"/proc/{pid}")
+    command = folder.joinpath("cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
+    run = None
+    with suppress(PermissionError):  # another user's: not ours
+        for variable in folder.joinpath("environ").read_bytes().split(b"\0"):
+            name, _, value = variable.decode(errors="replace").partition("=")
+            run = value if name == RUN_VARIABLE else run
+    user = str(uid := folder.stat().st_uid)
+    with suppress(KeyError):
+        user = pwd.getpwuid(uid).pw_name
+    text = command.decode(errors="replace")[:COMMAND_LETTERS]
+    return Process(pid, _started(pid), user, text, run or None, gpu_memory_mib)
+
+
+def _started(pid: int) -> int:
+    # Field 22 of the line; the second, a name in parentheses, may hold spaces.
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def _end(processes: list[Process]) -> list[dict[str, Any]]:
+    """Asks all of them to end, waits, then kills what is left; tells of each how it ended."""
+    outcome = {process.pid: "had ended" for process in processes}
+    with ExitStack() as stack:
+        # A handle means the process itself: its pid can't come to mean another one while we wait.
+        handles: dict[int, int] = {}
+        for process in processes:
+            with suppress(OSError):
+                handle = os.pidfd_open(process.pid)
+                stack.callback(os.close, handle)
+                if _process(process.pid, process.gpu_memory_mib) == process:
+                    handles[handle] = process.pid
+        outcome |= dict.fromkeys(handles.values(), "still there")
+        for number, seconds, word in (
+            (signal.SIGTERM, TERM_SECONDS, "ended"),
+            (signal.SIGKILL, KILL_SECONDS, "killed"),
+        ):
+            for handle in _signal(set(handles), number, seconds):
+                outcome[handles.pop(handle)] = word
+    return [{**asdict(process), "outcome": outcome[process.pid]} for process in processes]
+
+
+def _signal(handles: set[int], number: signal.Signals, seconds: float) -> set[int]:
+    """The ones that are over within `seconds` after the signal."""
+    for handle in handles:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, number)
+    deadline = time.monotonic() + seconds
+    waiting = set(handles)
+    while waiting and (left := deadline - time.monotonic()) > 0:
+        waiting -= set(select.select(waiting, [], [], left)[0])
+    return handles - waiting
+
+
+def _nvidia_smi(query: str) -> list[list[str]]:
+    """The rows of the answer; none where there is no nvidia-smi. Raises when it fails or hangs."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", query, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=TOOL_SECONDS,
+            check=False,
+        )
+    except FileNotFoundError:
+        return []
+    if done.returncode:
+        raise RuntimeError(
+            f"nvidia-smi failed ({done.returncode}): {(done.stdout + done.stderr).strip()[:300]}"
+        )
+    return [[cell.strip() for cell in row.split(",")] for row in done.stdout.splitlines() if row.strip()]
+
+
+def _mib(text: str) -> int | None:
+    """None for the [N/A] of a driver that doesn't tell."""
+    return int(text) if text.isdigit() else None
+
+
+def _head(checkout: str) -> str | None:
+    """The commit of a checkout, whoever owns it; None where there is none, even in a checkout around it."""
+    with suppress(OSError, subprocess.SubprocessError):
+        command = ["git", "--git-dir", f"{checkout}/.git", "rev-parse", "HEAD"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_SECONDS, check=True)
+        return done.stdout.strip()
+    return None
+
+
+def _memory_available() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("MemAvailable:"))
+
+
+if __name__ == "__main__":
+    main()
