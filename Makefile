@@ -9,25 +9,37 @@ DEV := $(LOCAL) --group dev --
 export MAKE_VARIABLES = $(MAKEOVERRIDES)
 
 .DEFAULT_GOAL := help
-.PHONY: help smoke learn settings pins-check pins-bump flake-check test lint format types bench
+.PHONY: help smoke learn train-camel train-terminus2 harbor contract settings pins-check pins-bump flake-check test lint format types bench
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 smoke:  ## run the whole job at its smallest: three rollouts of a tiny Inkling, about two minutes
-	@$(LOCAL) -- recipe smoke
+	@$(if $(filter miles,$(ENGINE)),$(BASE),$(LOCAL)) -- recipe smoke
 
 learn:  ## run ten rollouts, in which the mean reward rises; three to six minutes
 	@$(LOCAL) -- recipe learn
+
+train-camel:  ## train Inkling-Small with the CAMEL agent, on the cluster whose head node this is
+	@$(BASE) -- recipe train-camel
+
+train-terminus2:  ## the same with the Terminus-2 agent
+	@$(BASE) -- recipe train-terminus2
+
+harbor:  ## install the Harbor that the recipe of AGENT=camel or terminus-2 pins
+	@$(BASE) -- recipe harbor
+
+contract:  ## check by reading that the sources here take every flag, variable and plugin of the job of AGENT
+	@$(BASE) -- recipe contract
 
 settings:  ## list every setting with its type, default and meaning
 	@$(LOCAL) -- recipe settings
 
 pins-check:  ## compare the pins with this repository, checkouts and the network; ONLINE=off, auto or require
-	@$(BASE) -- recipe pins-check $(if $(ONLINE),--online '$(ONLINE)')
+	@$(BASE) -- recipe pins-check $(if $(ONLINE),--online "$$ONLINE")
 
 pins-bump:  ## pin another commit: RECIPE=camel SOURCE=miles REV=<40 hex digits>
-	@$(BASE) -- recipe pins-bump --recipe '$(RECIPE)' --source '$(SOURCE)' --rev '$(REV)' --nar-hash '$(NAR_HASH)'
+	@$(BASE) -- recipe pins-bump --recipe "$$RECIPE" --source "$$SOURCE" --rev "$$REV" --nar-hash "$$NAR_HASH"
 
 # Words of these two targets that are no settings.
 pins-check pins-bump: export MAKE_VARIABLES = $(filter-out $(addsuffix =%,ONLINE RECIPE SOURCE REV NAR_HASH),$(MAKEOVERRIDES))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,18 +24,74 @@ Assignments = Annotated[
     list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings; see `recipe settings`.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run; start and write nothing.")]
+CleanLeftovers = Annotated[
+    bool, typer.Option("--clean-leftovers", help="End what earlier runs of ours left on the nodes.")
+]
+PlanJson = Annotated[bool, typer.Option("--json", help="With a dry run: print one JSON object.")]
+
+
+STARTS = {
+    "smoke": "Run the whole job at its smallest: a tiny model here, or with ENGINE=miles three rollouts of a cluster.",
+    "learn": "Run ten rollouts of the tiny model: the mean reward rises.",
+    "train-camel": "Train Inkling-Small with the CAMEL agent, on the cluster whose head node this is.",
+    "train-terminus2": "Train Inkling-Small with the Terminus-2 agent, on the cluster whose head node this is.",
+}
+
+
+def _starter(command: str) -> Callable[..., None]:
+    def start(
+        assignments: Assignments = None,
+        *,
+        clean_leftovers: CleanLeftovers = False,
+        dry_run: DryRun = False,
+        as_json: PlanJson = False,
+    ) -> None:
+        options = {"CLEAN_LEFTOVERS=1": clean_leftovers, "DRY_RUN=1": dry_run}
+        words = [*(assignments or []), *(word for word, given in options.items() if given)]
+        _start(command, words, as_json=as_json)
+
+    return start
+
+
+for _name, _help in STARTS.items():
+    app.command(_name, help=_help)(_starter(_name))
 
 
 @app.command()
-def smoke(assignments: Assignments = None, *, dry_run: DryRun = False) -> None:
-    """Run the whole job at its smallest on this machine: three rollouts of a tiny model."""
-    _start("smoke", assignments, dry_run=dry_run)
+def attach(run: Annotated[Path, typer.Argument(help="The folder of a run on the cluster.")]) -> None:
+    """Follow a run whose launcher is gone, as that would have; Ctrl-C stops the job."""
+    with Interrupts() as interrupts:
+        with interrupts.held():
+            from recipe.run.attach import attach as pick_up
+        pick_up(run, Console(), interrupts)
 
 
 @app.command()
-def learn(assignments: Assignments = None, *, dry_run: DryRun = False) -> None:
-    """Run ten rollouts: the mean reward rises."""
-    _start("learn", assignments, dry_run=dry_run)
+def harbor(assignments: Assignments = None) -> None:
+    """Install the Harbor that the recipe of AGENT pins: a checkout and an environment of its own."""
+    from recipe.harbor.install import install
+    from recipe.pins import load_pins
+    from recipe.resolve import load_sources
+
+    installed = install(load_sources(assignments or ()), load_pins(), print)
+    print(f"Harbor is at {installed.checkout}, its Python is {installed.python}")
+
+
+@app.command()
+def contract(
+    assignments: Assignments = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check by reading that the sources here take every flag, variable and plugin of the job."""
+    from recipe.engines.miles.contract import check
+    from recipe.engines.miles.environment import environment
+    from recipe.engines.miles.flags import flags
+    from recipe.resolve import load_sources
+
+    chosen = load_sources(assignments or ())
+    variables = environment(chosen, "http://head:11000", chosen.run_dir)
+    sys.exit(check.report(chosen, flags(chosen, chosen.run_dir), variables, as_json=as_json))
 
 
 @app.command()
@@ -77,7 +133,7 @@ def pins_check(
     """Compare the pins with this repository, with checkouts and with the network."""
     from recipe.drift import check, rendered
     from recipe.pins import PROJECT_ROOT, load_pins
-    from recipe.settings import load_checkouts
+    from recipe.resolve import load_checkouts
 
     chosen, pins = load_checkouts(assignments or ()), load_pins()
     if write:
@@ -97,7 +153,7 @@ def pins_bump(
     """Change a pin and what is rendered from it; without a recipe, seal an input of flake.lock as it is now."""
     from recipe.drift import bump
     from recipe.pins import PROJECT_ROOT
-    from recipe.settings import load_checkouts
+    from recipe.resolve import load_checkouts
 
     if recipe or rev:
         chosen = load_checkouts(assignments or ())
@@ -143,15 +199,14 @@ def _check_working_directory() -> None:
         raise BadInputError("the working directory is gone", found=error, run='cd "$HOME"') from error
 
 
-def _start(preset: str, assignments: list[str] | None, *, dry_run: bool) -> None:
-    from recipe.settings import load
+def _start(command: str, words: list[str], *, as_json: bool) -> None:
+    from recipe.resolve import load
 
-    words = [*(assignments or []), *(["DRY_RUN=1"] if dry_run else [])]
-    chosen = load(preset, words)
+    chosen = load(command, words)
     if chosen.dry_run:
         from recipe.run.dry import show_plan
 
-        show_plan(chosen, Console())
+        show_plan(chosen, Console(), as_json=as_json)
         return
     from recipe.run.folder import full_disk_named
     from recipe.watch.report import show
@@ -162,4 +217,5 @@ def _start(preset: str, assignments: list[str] | None, *, dry_run: bool) -> None
             with interrupts.held():
                 from recipe.run.launch import launch
             folder = launch(chosen, sys.argv, Console(), interrupts)
-        show(folder.path, Console())
+        if chosen.engine == "local":
+            show(folder.path, Console())

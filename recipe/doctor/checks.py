@@ -1,18 +1,23 @@
-"""What must hold before a run on this machine: each check looks at one thing and changes nothing."""
+"""What must hold before a run: each check looks at one thing and changes nothing.
+
+Those of INPUT are about what the user gave and hold on any machine; those of HERE are about the machine on which
+the launcher is started.
+"""
 
 from __future__ import annotations
 
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from recipe.doctor import head_node
 from recipe.errors import BadInputError
 from recipe.process import LOOPBACK, free_port, port_is_free
 from recipe.run.folder import existing_part
 from recipe.settings import Settings
-from recipe.tasks.prompts import Row, build_rows, check_tasks_exist, read_prompt_data
+from recipe.tasks.prompts import Row, agent_timeout_sec, build_rows, check_tasks_exist, read_prompt_data
 
 GIB = 2**30
 # A checkpoint is 52 MB, trials and samples of ten rollouts about 100 MB.
@@ -24,7 +29,6 @@ MEMORY_BYTES = 6 * GIB
 # A socket's path has at most 107 bytes, and Ray adds 77 to the folder of temporary files.
 TEMPORARY_PATH_BYTES = 30
 
-TRACKER = "latest_checkpointed_iteration.txt"
 
 Check = Callable[[Settings], Iterator[BadInputError]]
 
@@ -61,32 +65,45 @@ def runs_root_is_a_folder(settings: Settings) -> Iterator[BadInputError]:
 
 
 def prompts_have_tasks(settings: Settings) -> Iterator[BadInputError]:
-    """Every prompt row is well-formed and names a task directory; the agent is the run's."""
+    """Every prompt row is well-formed and names a task directory."""
     if not settings.tasks_dir.is_dir():
         yield BadInputError("the folder of TASKS_DIR is missing", found=settings.tasks_dir)
         return
     try:
-        rows = prompt_rows(settings)
-        check_tasks_exist(rows, settings.tasks_dir)
+        check_tasks_exist(prompt_rows(settings), settings.tasks_dir)
     except BadInputError as error:
         yield error
+
+
+def deadlines(settings: Settings) -> Iterator[BadInputError]:
+    """A task's agent must be stopped by its own time-out, which is graded, before its whole trial is given up."""
+    try:
+        tasks = sorted({row.instance_id for row in prompt_rows(settings)})
+        timeouts = {name: agent_timeout_sec(settings.tasks_dir / name) for name in tasks}
+    except BadInputError:  # said by the check of the prompts
         return
-    others = [row.label for row in rows if row.metadata["agent_name"] != settings.agent]
-    if others:
+    scaled = {name: sec * settings.harbor_agent_timeout_multiplier for name, sec in timeouts.items() if sec}
+    late = {name: sec for name, sec in scaled.items() if sec >= settings.harbor_agent_call_timeout_sec}
+    if late:
+        longest = max(late, key=late.__getitem__)
         yield BadInputError(
-            f"{len(others)} prompts are for another agent",
-            expected=f"metadata.agent_name: {settings.agent}",
-            found=", ".join(others[:5]),
-            where=settings.prompt_data,
+            f"the agents of {len(late)} tasks may work longer than their trials",
+            expected="agent timeout_sec x HARBOR_AGENT_TIMEOUT_MULTIPLIER < HARBOR_AGENT_CALL_TIMEOUT_SEC",
+            found=f"{late[longest]:g} s for {longest}, and {settings.harbor_agent_call_timeout_sec:g} s",
+            where=settings.tasks_dir / longest / "task.toml",
+            # A trial also queues, builds its sandbox and runs the verifier.
+            run=f"HARBOR_AGENT_CALL_TIMEOUT_SEC={1.25 * late[longest]:.0f}, or a smaller multiplier",
         )
 
 
 def weights_to_start_from(settings: Settings) -> Iterator[BadInputError]:
     """LOAD_DIR, when set, is a folder of checkpoints: Megatron's tracker file says which is the latest."""
-    if settings.load_dir is not None and not (settings.load_dir / TRACKER).is_file():
+    # Megatron's conversion of the model is another check's.
+    given = settings.load_dir not in (None, settings.torch_dist_dir)
+    if given and settings.load_dir and not (settings.load_dir / head_node.TRACKER).is_file():
         yield BadInputError(
             "LOAD_DIR holds no checkpoints",
-            expected=f"a run's checkpoints/ with {TRACKER}",
+            expected=f"a run's checkpoints/ with {head_node.TRACKER}",
             found=settings.load_dir,
             run="LOAD_DIR=<RUNS_ROOT>/<run>/checkpoints",
         )
@@ -126,8 +143,8 @@ def memory(_settings: Settings) -> Iterator[BadInputError]:
         )
 
 
-def ports(settings: Settings) -> Iterator[BadInputError]:
-    """The agent server's address can be bound, and so can the ports that were asked for by number."""
+def agent_server_port(settings: Settings) -> Iterator[BadInputError]:
+    """The agent server's address can be bound, and its port, when it was asked for by number."""
     host = settings.agent_server_host
     try:
         free_port(host)
@@ -139,33 +156,60 @@ def ports(settings: Settings) -> Iterator[BadInputError]:
             where=settings.source("agent_server_host"),
         )
         return
-    for name, address in (("agent_server_port", host), ("session_server_port", LOOPBACK)):
-        port = getattr(settings, name)
-        if port and not port_is_free(port, address):
-            yield BadInputError(
-                f"{name.upper()} is in use",
-                expected="a free port, or 0 for any",
-                found=port,
-                where=settings.source(name),
-                run=f"ss -ltnp 'sport = :{port}'",
-            )
+    yield from _port_in_use(settings, "agent_server_port", host)
 
 
-CHECKS: tuple[Check, ...] = (
-    run_folder_is_new,
-    runs_root_is_a_folder,
-    prompts_have_tasks,
-    weights_to_start_from,
-    disk_space,
-    temporary_folder,
-    memory,
-    ports,
-)
+def session_server_port(settings: Settings) -> Iterator[BadInputError]:
+    """So can the session server's."""
+    yield from _port_in_use(settings, "session_server_port", LOOPBACK)
+
+
+def _port_in_use(settings: Settings, name: str, host: str) -> Iterator[BadInputError]:
+    port = getattr(settings, name)
+    if port and not port_is_free(port, host):
+        yield BadInputError(
+            f"{name.upper()} is in use",
+            expected="a free port, or another number",
+            found=port,
+            where=settings.source(name),
+            run=f"ss -ltnp 'sport = :{port}'",
+        )
+
+
+INPUT: tuple[Check, ...] = (run_folder_is_new, runs_root_is_a_folder, prompts_have_tasks, deadlines)
+HERE: dict[str, tuple[Check, ...]] = {
+    "local": (
+        weights_to_start_from,
+        disk_space,
+        temporary_folder,
+        memory,
+        agent_server_port,
+        session_server_port,
+    ),
+    "miles": (*head_node.CHECKS, weights_to_start_from, agent_server_port),
+}
 
 
 def check(settings: Settings) -> None:
     """Runs every check. Raises BadInputError with all that was found."""
-    findings = [finding for one in CHECKS for finding in one(settings)]
+    _raise([*_findings(INPUT, settings), *here(settings)])
+
+
+def check_input(settings: Settings) -> None:
+    """The checks of INPUT. Raises BadInputError with all that was found."""
+    _raise(_findings(INPUT, settings))
+
+
+def here(settings: Settings) -> list[BadInputError]:
+    """What on this machine would refuse a start."""
+    return _findings(HERE[settings.engine], settings)
+
+
+def _findings(checks: Sequence[Check], settings: Settings) -> list[BadInputError]:
+    return [finding for one in checks for finding in one(settings)]
+
+
+def _raise(findings: list[BadInputError]) -> None:
     if len(findings) == 1:
         raise findings[0]
     if findings:

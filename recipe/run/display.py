@@ -116,6 +116,12 @@ class Display:
         if text and (event["kind"] == "rollout" or not self._live.is_started):
             self.note(text)
 
+    def log_line(self, line: str) -> None:
+        """One line of the job's own log, as it is."""
+        self._last_line = time.monotonic()
+        with self._whole():
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
     def stopping(self) -> None:
         """Tells that the run is over and its servers are being stopped, which takes some seconds."""
         self._state.phase = "stopping what was started"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from recipe.job import Job
 from recipe.run.folder import RunFolder
+from recipe.run.parts import Prepared, Run
 from recipe.settings import Settings
 from recipe.tasks.prompts import Row
 
@@ -22,3 +23,11 @@ def engine_job(settings: Settings, folder: RunFolder, agent_server_url: str) -> 
     job = module.job(settings, folder.path, agent_server_url)
     assert isinstance(job, Job)
     return job
+
+
+def prepare(run: Run) -> Prepared:
+    """Starts or finds what the engine's job needs."""
+    where = {"local": "one_machine", "miles": "cluster"}[run.settings.engine]
+    prepared = importlib.import_module(f"recipe.run.{where}").prepare(run)
+    assert isinstance(prepared, Prepared)
+    return prepared

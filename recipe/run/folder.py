@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import shutil
 from collections.abc import Iterator
@@ -40,6 +41,18 @@ class RunFolder:
             shutil.rmtree(path, ignore_errors=True)
             raise BadInputError("the run folder can't be made", found=error, where=path) from error
         return cls(path)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else follows this run meanwhile. Raises BadInputError when somebody does."""
+        with (self.path / "launcher" / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise BadInputError(
+                    "another launcher follows this run", found=error, where=lock.name
+                ) from None
+            yield
 
     @property
     def train_log(self) -> Path:

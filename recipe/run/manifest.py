@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import json
 import platform
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 from recipe.errors import RecipeError
 from recipe.files import write_whole
+from recipe.pins import load_pins
 from recipe.run.folder import RunFolder, write_json
 from recipe.settings import Settings
 from recipe.tasks.prompts import Row
@@ -24,43 +26,66 @@ MAIN_PACKAGES = ("inkling-grpo", "ray", "torch", "transformers", "harbor", "came
 
 
 class Manifest:
-    """Written when the run starts, and once more when it has ended."""
+    """Written when the run starts, whenever more is known, and once more when it has ended."""
 
-    def __init__(
-        self, folder: RunFolder, settings: Settings, rows: Sequence[Row], argv: Sequence[str]
-    ) -> None:
+    def __init__(self, folder: RunFolder, facts: dict[str, Any]) -> None:
         self._folder = folder
-        self._facts: dict[str, Any] = {
-            "started": _now(),
-            "ended": None,
-            "exit_code": None,
-            "error": None,
-            "argv": list(argv),
-            "commit": _commit(),
-            "settings": {
+        self._facts = facts
+
+    @classmethod
+    def begin(
+        cls, folder: RunFolder, settings: Settings, rows: Sequence[Row], argv: Sequence[str]
+    ) -> Manifest:
+        """A new run's."""
+        manifest = cls(folder, {})
+        manifest.add(
+            started=_now(),
+            ended=None,
+            exit_code=None,
+            error=None,
+            argv=list(argv),
+            commit=_commit(),
+            pins=_pins(settings),
+            settings={
                 name: {"value": value, "source": settings.source(name)}
                 for name, value in settings.public().items()
             },
-            "prompt_data": {
+            prompt_data={
                 "path": str(settings.prompt_data),
                 "rows": len(rows),
                 "sha256": hashlib.sha256(settings.prompt_data.read_bytes()).hexdigest(),
             },
-            "tasks": {
+            tasks={
                 name: _hash_folder(settings.tasks_dir / name)
                 for name in sorted({row.instance_id for row in rows})
             },
-            "python": sys.version,
-            "platform": platform.platform(),
-            "packages": {found.name: found.version for found in importlib.metadata.distributions()},
-        }
+            python=sys.version,
+            platform=platform.platform(),
+            packages={found.name: found.version for found in importlib.metadata.distributions()},
+        )
+        return manifest
+
+    @classmethod
+    def reopen(cls, folder: RunFolder) -> Manifest:
+        """That of a run which was begun before."""
+        return cls(folder, json.loads((folder.path / "run_manifest.json").read_text()))
+
+    @property
+    def ended(self) -> str | None:
+        """When the run ended, with its exit code."""
+        return (
+            f"{self._facts['ended']}, exit code {self._facts['exit_code']}" if self._facts["ended"] else None
+        )
+
+    def add(self, **facts: Any) -> None:
+        """Writes `facts` beside what is known already."""
+        self._facts |= facts
         self._write()
 
     def finish(self, error: BaseException | None) -> None:
         """Records the end: exit code 0, or the error and what it exits with."""
         code = 0 if error is None else error.exit_code if isinstance(error, RecipeError) else 1
-        self._facts |= {"ended": _now(), "exit_code": code, "error": None if error is None else str(error)}
-        self._write()
+        self.add(ended=_now(), exit_code=code, error=None if error is None else str(error))
 
     def _write(self) -> None:
         write_json(self._folder.path / "run_manifest.json", self._facts)
@@ -69,6 +94,17 @@ class Manifest:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _pins(settings: Settings) -> dict[str, Any]:
+    """What this run's sources, image and model are pinned to."""
+    pins = load_pins()
+    sources = pins.recipes[settings.recipe].sources
+    return {
+        "image": pins.image.reference,
+        "model": f"{pins.model.repository}@{pins.model.revision}",
+        **{name: f"{source.url}@{source.rev}" for name, source in sources.items()},
+    }
 
 
 def _commit() -> str | None:
@@ -100,6 +136,11 @@ def _readable(facts: dict[str, Any]) -> str:
     lines += [f"- command: `{' '.join(facts['argv'])}`"]
     lines += [f"- prompt data: {prompts['rows']} rows, sha256 {prompts['sha256']}, {prompts['path']}"]
     lines += [f"- {key}: {facts[key]}" for key in ("python", "platform")]
+    lines += ["", "| pinned | to |", "|---|---|"]
+    lines += [f"| {name} | {pin} |" for name, pin in facts["pins"].items()]
+    for node in facts.get("nodes", ()):
+        lines += ["", f"## Node {node['ip']}", "", "| what | found |", "|---|---|"]
+        lines += [f"| {name} | {value} |" for name, value in node.items()]
     lines += ["", "| setting | value | source |", "|---|---|---|"]
     lines += [
         f"| {name.upper()} | {of['value']} | {of['source']} |" for name, of in facts["settings"].items()

@@ -7,13 +7,14 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from recipe.errors import RecipeError
-from recipe.job import Job
+from recipe.job import Job, RayAddress
 
 # Ray's own words for "try again later"; its agent comes up within seconds of the dashboard.
 NO_AGENT = "No available agent"
@@ -22,6 +23,14 @@ AGENT_SECONDS = 60.0
 STOP_SECONDS = 15.0
 # Taking a job needs a new process or two: seven seconds where others keep the processors busy.
 ANSWER_SECONDS = 60.0
+# How long a log that broke off waits before it is asked for anew.
+LOG_PAUSE_SECONDS = 2.0
+# They tell of every web socket that closes and of every package that is uploaded.
+CHATTY = (
+    JobSubmissionClient.__module__,
+    "ray.dashboard.modules.dashboard_sdk",
+    "ray._private.runtime_env.packaging",
+)
 
 
 class _BoundedClient(JobSubmissionClient):
@@ -31,39 +40,67 @@ class _BoundedClient(JobSubmissionClient):
         return super()._do_request(*arguments, timeout=ANSWER_SECONDS, **options)
 
 
-class RayJob:
-    """One submitted job. `submit` it, ask `ended`, and `stop` it on every way out."""
+def _client(ray: RayAddress) -> JobSubmissionClient:
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    return _BoundedClient(ray.url, headers=ray.headers)
 
-    def __init__(self, client: JobSubmissionClient, job_id: str, log: Path) -> None:
+
+class RayJob:
+    """One submitted job. `submit` or `find` it, ask `ended`, and `stop` it on every way out."""
+
+    def __init__(
+        self, client: JobSubmissionClient, job_id: str, log: Path, patience: float, written: int = 0
+    ) -> None:
+        """`written` characters of the job's log are in the file `log` already."""
         self._client = client
         self._id = job_id
         self._log = log
+        self._patience = patience
+        self._written = written
         self._log_is_whole = False
         self._writing = threading.Lock()
         self._info: JobDetails = client.get_job_info(job_id)
+        self._answered = time.monotonic()
         # A thread, since the log comes through a web socket while the launcher watches the servers.
         threading.Thread(target=self._copy_log, name="job log", daemon=True).start()
 
     @classmethod
-    def submit(cls, jobs_url: str, headers: dict[str, str], job: Job, log: Path) -> RayJob:
+    def submit(cls, ray: RayAddress, job: Job, log: Path, *, job_id: str | None = None) -> RayJob:
         """Submits `job` and follows its log into the file `log`. Raises RecipeError when Ray refuses it."""
-        # It would tell of every web socket that closes.
-        logging.getLogger(JobSubmissionClient.__module__).setLevel(logging.WARNING)
         try:
-            client = _BoundedClient(jobs_url, headers=headers)
-            return cls(client, _submit(client, job), log)
+            client = _client(ray)
+            return cls(client, _submit(client, job, job_id), log, ray.patience)
         except (RuntimeError, OSError) as error:
-            raise RecipeError("Ray did not take the job", found=error, where=jobs_url) from error
+            raise RecipeError("Ray did not take the job", found=error, where=ray.url) from error
+
+    @classmethod
+    def find(cls, ray: RayAddress, job_id: str, log: Path) -> RayJob:
+        """A job that was submitted before. Raises RecipeError when Ray does not know it."""
+        try:
+            written = len(log.read_text()) if log.exists() else 0
+            return cls(_client(ray), job_id, log, ray.patience, written)
+        except (RuntimeError, OSError) as error:
+            raise RecipeError(f"Ray does not know the job {job_id}", found=error, where=ray.url) from error
 
     @property
     def ended(self) -> bool:
-        """Asks Ray. Raises RecipeError when it does not answer."""
+        """Asks Ray. Raises RecipeError when it has not answered for longer than the patience."""
         if not self._info.status.is_terminal():
             try:
                 self._info = self._client.get_job_info(self._id)
+                self._answered = time.monotonic()
             except (RuntimeError, OSError) as error:
-                raise RecipeError("Ray no longer answers for the job", found=error, where=self._id) from error
+                if self.silence >= self._patience:
+                    raise RecipeError(
+                        "Ray no longer answers for the job", found=error, where=self._id
+                    ) from error
         return bool(self._info.status.is_terminal())
+
+    @property
+    def silence(self) -> float:
+        """Seconds since Ray last answered for a job that goes on."""
+        return time.monotonic() - self._answered
 
     @property
     def succeeded(self) -> bool:
@@ -89,6 +126,7 @@ class RayJob:
     def stop(self) -> None:
         """Ends the job when it still runs; returns when Ray says that it is over, or after STOP_SECONDS."""
         deadline = time.monotonic() + STOP_SECONDS
+        self._patience = 0.0
         # Ray may be what failed: its own stop, which comes next, ends the job in any case.
         with contextlib.suppress(RuntimeError, OSError, RecipeError):
             if not self.ended:
@@ -98,26 +136,39 @@ class RayJob:
             self.save_log()
 
     def _copy_log(self) -> None:
-        async def copy() -> None:
-            with self._log.open("w") as sink:
-                async for lines in self._client.tail_job_logs(self._id):
-                    with self._writing:
-                        if self._log_is_whole:
-                            return
-                        sink.write(lines)
-                        sink.flush()
+        """Until the job has ended: a connection that breaks is made anew, and what is written stays written."""
+        while not self._log_is_whole:
+            # It also breaks when Ray ends: `save_log` has the whole log by then.
+            with contextlib.suppress(RuntimeError, OSError):
+                self._written = asyncio.run(self._copy_from(self._written))
+            if self._info.status.is_terminal():
+                return
+            time.sleep(LOG_PAUSE_SECONDS)
 
-        # The connection breaks when Ray ends: `save_log` has the whole log by then.
-        with contextlib.suppress(RuntimeError, OSError):
-            asyncio.run(copy())
+    async def _copy_from(self, written: int) -> int:
+        """Appends what comes after the first `written` characters; how many there are now."""
+        seen = 0
+        lines: AsyncIterator[str] = self._client.tail_job_logs(self._id)
+        with self._log.open("a" if written else "w") as sink, contextlib.suppress(RuntimeError, OSError):
+            async for text in lines:
+                seen += len(text)
+                with self._writing:
+                    if self._log_is_whole:
+                        break
+                    sink.write(text[max(0, len(text) - max(0, seen - written)) :])
+                    sink.flush()
+        return max(seen, written)
 
 
-def _submit(client: JobSubmissionClient, job: Job) -> str:
+def _submit(client: JobSubmissionClient, job: Job, job_id: str | None = None) -> str:
     """The id of the submitted job. On a busy machine Ray lists jobs before its agent can take one."""
+    runtime_env: dict[str, Any] = {"env_vars": job.env}
+    if job.packages:
+        runtime_env["py_modules"] = [str(folder) for folder in job.packages]
     deadline = time.monotonic() + AGENT_SECONDS
     while True:
         try:
-            return client.submit_job(entrypoint=job.entrypoint, runtime_env={"env_vars": job.env})
+            return client.submit_job(entrypoint=job.entrypoint, runtime_env=runtime_env, submission_id=job_id)
         except RuntimeError as error:
             if NO_AGENT not in str(error) or time.monotonic() > deadline:
                 raise

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -95,6 +96,18 @@ def check_tasks_exist(rows: Sequence[Row], tasks_dir: Path) -> None:
             found="\n".join(problems),
             where=tasks_dir,
         )
+
+
+def agent_timeout_sec(task: Path) -> float | None:
+    """How long a task's agent may work, in seconds, if its task.toml says so. Raises BadInputError."""
+    path = task / "task.toml"
+    try:
+        agent = tomllib.loads(_read(path)).get("agent", {})
+        return float(agent["timeout_sec"]) if "timeout_sec" in agent else None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BadInputError(
+            "a task's settings can't be read", expected="TOML", found=error, where=path
+        ) from error
 
 
 def _missing(task: Path) -> str | None:

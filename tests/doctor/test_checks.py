@@ -15,8 +15,8 @@ import pytest
 from recipe.doctor import checks
 from recipe.errors import BadInputError
 from recipe.process import LOOPBACK
-from recipe.settings import load
-from recipe.tasks.prompts import build_rows, write_prompt_data
+from recipe.resolve import load
+from recipe.tasks.prompts import agent_timeout_sec, build_rows, write_prompt_data
 
 
 class Usage(NamedTuple):
@@ -29,7 +29,7 @@ def settings_of(*arguments: str):
 
 def test_a_sound_start_has_no_findings(empty_folder):
     settings = settings_of()
-    for check in checks.CHECKS:
+    for check in (*checks.INPUT, *checks.HERE["local"]):
         if check is not checks.temporary_folder:  # the machine's own, and a test's may be deep
             assert list(check(settings)) == [], check.__name__
     assert list(empty_folder.iterdir()) == []
@@ -58,11 +58,20 @@ def test_a_prompt_without_a_task_directory_is_named(empty_folder):
     assert "write-greeting: no directory write-greeting" in str(finding)
 
 
-def test_prompts_of_another_agent_are_refused(empty_folder):
-    settings = settings_of("PROMPT_DATA=rows.jsonl")
-    write_prompt_data(build_rows(settings.tasks_dir, "other"), settings.prompt_data)
-    (finding,) = checks.prompts_have_tasks(settings)
-    assert "metadata.agent_name: camel" in str(finding)
+def test_an_agent_that_may_outlast_its_trial_is_found(empty_folder):
+    assert list(checks.deadlines(settings_of("HARBOR_AGENT_CALL_TIMEOUT_SEC=61"))) == []
+    (finding,) = checks.deadlines(settings_of("HARBOR_AGENT_CALL_TIMEOUT_SEC=60"))
+    assert "the agents of 8 tasks" in str(finding)
+    assert "run      HARBOR_AGENT_CALL_TIMEOUT_SEC=75" in str(finding)
+    (finding,) = checks.deadlines(settings_of("HARBOR_AGENT_TIMEOUT_MULTIPLIER=2"))
+    assert "found    120 s for " in str(finding)
+
+
+@pytest.mark.parametrize("text", ["agent = 3", "[agent]\ntimeout_sec = 'long'", "]"])
+def test_a_task_whose_settings_cannot_be_read_is_named(tmp_path, text):
+    (tmp_path / "task.toml").write_text(text)
+    with pytest.raises(BadInputError, match=r"a task.s settings can.t be read[^$]*task.toml"):
+        agent_timeout_sec(tmp_path)
 
 
 @pytest.mark.parametrize("full", ["runs", "temporary"])
@@ -83,13 +92,13 @@ def test_too_little_memory_is_found(monkeypatch, empty_folder):
 def test_a_busy_port_is_found_with_who_asked_for_it(empty_folder):
     with socket.create_server((LOOPBACK, 0)) as busy:
         port = busy.getsockname()[1]
-        (finding,) = checks.ports(settings_of(f"SESSION_SERVER_PORT={port}"))
+        (finding,) = checks.session_server_port(settings_of(f"SESSION_SERVER_PORT={port}"))
     assert all(part in str(finding) for part in ("SESSION_SERVER_PORT", str(port), "argument", "ss -ltnp"))
 
 
 @pytest.mark.parametrize("host", ["999.1.1.1", "no-such-host.invalid", "203.0.113.7", "x" * 70 + ".y", "::1"])
 def test_a_host_that_cannot_be_bound_is_found(empty_folder, host):
-    (finding,) = checks.ports(settings_of(f"AGENT_SERVER_HOST={host}"))
+    (finding,) = checks.agent_server_port(settings_of(f"AGENT_SERVER_HOST={host}"))
     assert "AGENT_SERVER_HOST can't be bound" in str(finding)
     assert host in str(finding)
 
@@ -97,8 +106,8 @@ def test_a_host_that_cannot_be_bound_is_found(empty_folder, host):
 def test_a_busy_port_of_the_agent_server_is_found_at_its_own_address(empty_folder):
     with socket.create_server(("127.0.0.2", 0)) as busy:
         port = f"AGENT_SERVER_PORT={busy.getsockname()[1]}"
-        assert list(checks.ports(settings_of("AGENT_SERVER_HOST=127.0.0.2", port)))
-        assert not list(checks.ports(settings_of("AGENT_SERVER_HOST=127.0.0.3", port)))
+        assert list(checks.agent_server_port(settings_of("AGENT_SERVER_HOST=127.0.0.2", port)))
+        assert not list(checks.agent_server_port(settings_of("AGENT_SERVER_HOST=127.0.0.3", port)))
 
 
 def test_prompts_from_a_pipe_are_refused_and_not_waited_for(empty_folder):

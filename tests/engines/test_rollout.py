@@ -28,7 +28,8 @@ from recipe.errors import RecipeError
 from recipe.events import EventLog
 from recipe.plugins import filters
 from recipe.process import free_port
-from recipe.settings import Settings, load
+from recipe.resolve import load
+from recipe.settings import Settings
 from recipe.tasks.prompts import Row
 
 Script = Callable[[int], dict[str, Any]]

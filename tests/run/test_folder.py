@@ -52,6 +52,7 @@ def test_a_manifest_that_cannot_be_finished_does_not_hide_why_the_run_failed():
         finish = full
 
     out = io.StringIO()
-    launch._finish(Manifest(), RecipeError("the run's own error"), Console(file=out, width=200))
+    folder, own = RunFolder(Path("/run")), RecipeError("the run's own error")
+    assert launch.finished(Manifest(), own, folder, Console(file=out, width=200)) is own
     assert "run_manifest.json lacks the end of the run" in out.getvalue()
     assert "No space" in out.getvalue()

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from recipe.errors import RecipeError
-from recipe.job import Job
+from recipe.job import Job, RayAddress
 from recipe.process import LOOPBACK, free_port
 from recipe.run import ray_job
 from recipe.run.ray_job import RayJob
@@ -15,7 +15,7 @@ from recipe.run.ray_job import RayJob
 
 def test_a_job_is_not_submitted_to_nobody(tmp_path):
     with pytest.raises(RecipeError, match="Ray did not take the job"):
-        RayJob.submit(f"http://{LOOPBACK}:{free_port()}", {}, Job("true"), tmp_path / "log")
+        RayJob.submit(RayAddress(f"http://{LOOPBACK}:{free_port()}"), Job("true"), tmp_path / "log")
 
 
 def test_a_silent_server_is_given_up(tmp_path, monkeypatch):
@@ -23,7 +23,7 @@ def test_a_silent_server_is_given_up(tmp_path, monkeypatch):
     with socket.create_server((LOOPBACK, 0)) as silent:
         address = f"http://{LOOPBACK}:{silent.getsockname()[1]}"
         with pytest.raises(RecipeError, match="Ray did not take the job"):
-            RayJob.submit(address, {}, Job("true"), tmp_path / "log")
+            RayJob.submit(RayAddress(address), Job("true"), tmp_path / "log")
 
 
 class LateAgent:

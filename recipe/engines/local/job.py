@@ -12,7 +12,7 @@ from pathlib import Path
 
 from recipe.engines.local import checkpoint
 from recipe.errors import BadInputError
-from recipe.job import Job
+from recipe.job import Job, plugin_environment
 from recipe.settings import Settings
 from recipe.tasks.prompts import Row
 from recipe.tasks.smoke_behaviours import SMOKE_BEHAVIOURS
@@ -47,14 +47,8 @@ def check(settings: Settings, rows: Sequence[Row]) -> None:
 
 def job(settings: Settings, run_dir: Path, agent_server_url: str) -> Job:
     """The driver over RUN/launcher/job.json, with what the plugins read from the environment."""
-    plugins = {
-        "AGENT_SERVER_URL": agent_server_url,
-        "AGENT_MODEL_NAME": settings.agent_model_name,
-        "HARBOR_AGENT_NAME": settings.agent,
-        "HARBOR_AGENT_MAX_ITERATIONS": str(settings.harbor_agent_max_iterations),
-        "HARBOR_MAX_SEQ_LEN": str(settings.harbor_max_seq_len),
-        "HARBOR_AGENT_CALL_TIMEOUT_SEC": str(settings.harbor_agent_call_timeout_sec),
-        "MAX_DROPPED_GROUPS": str(settings.max_dropped_groups),
-    }
     command = [sys.executable, "-m", "recipe.engines.local.driver", str(run_dir / "launcher" / "job.json")]
-    return Job(entrypoint=shlex.join(command), env={**SPEED, **OFFLINE, **plugins})
+    return Job(
+        entrypoint=shlex.join(command),
+        env={**SPEED, **OFFLINE, **plugin_environment(settings, agent_server_url)},
+    )

@@ -1,0 +1,80 @@
+"""Picks up a run on a cluster whose launcher is gone: starts the agent server anew and follows the job to its end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from recipe.errors import BadInputError
+from recipe.resolve import restore
+from recipe.run.cluster import start_server, write_login
+from recipe.run.dashboard import find_ray
+from recipe.run.display import Display
+from recipe.run.folder import RunFolder
+from recipe.run.follow import follow
+from recipe.run.interrupts import Interrupts
+from recipe.run.launch import finished, stop
+from recipe.run.manifest import Manifest
+from recipe.run.parts import Prepared, Run
+from recipe.run.ray_job import RayJob
+
+
+def attach(path: Path, console: Console, interrupts: Interrupts) -> RunFolder:
+    """Follows the run in `path` as its launcher would have, and stops the same on Ctrl-C.
+
+    Raises BadInputError when there is nothing to pick up, and what `launch` raises of the run itself.
+    """
+    folder = RunFolder(path.absolute())
+    manifest, record = _records(folder)
+    settings = restore(record["settings"])
+    with folder.locked():
+        try:
+            with Display(console, settings.num_rollout, interrupts.held) as display:
+                display.note(f"run folder {folder.path}")
+                _follow(Run(settings, folder, manifest, interrupts, display), record["job_id"])
+        except BadInputError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is raised again, as what the user is told
+            interrupts.hold()
+            raise finished(manifest, error, folder, console) from None
+        manifest.finish(None)
+    return folder
+
+
+def _records(folder: RunFolder) -> tuple[Manifest, dict[str, Any]]:
+    try:
+        manifest, record = Manifest.reopen(folder), json.loads(folder.job_file.read_text())
+    except (OSError, ValueError) as error:
+        raise BadInputError(
+            "there is no run to pick up", expected="a run's folder, with a submitted job", found=error
+        ) from None
+    if record["settings"]["engine"] != "miles":
+        raise BadInputError("a run of the engine local ends with its launcher", found=folder.path)
+    if manifest.ended:
+        raise BadInputError("the run has ended", found=manifest.ended, run=f"recipe report {folder.path}")
+    return manifest, record
+
+
+def _follow(run: Run, job_id: str) -> None:
+    try:
+        ray = find_ray(run.settings)
+        log = run.folder.train_log
+        seen = log.stat().st_size if log.exists() else 0
+        job = RayJob.find(ray, job_id, log)
+        if job.ended:
+            run.display.note(f"job {job_id} has ended meanwhile")
+            job.save_log()
+            if not job.succeeded:
+                raise job.failure()
+            return
+        server = start_server(run)
+        run.running.callback(server.stop)
+        write_login(run)
+        run.running.callback(job.stop)
+        run.display.note(f"job {job_id} goes on")
+        follow(run, job, Prepared(ray, server, (server.process,)), tracked=False, seen=seen)
+    finally:
+        stop(run)

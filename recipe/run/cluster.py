@@ -1,0 +1,109 @@
+"""Prepares a run on a cluster: the Ray that is there, its nodes, the pinned Harbor and its agent server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipe import plugins
+from recipe.engines.miles.environment import netrc
+from recipe.engines.miles.job import staged_plugins
+from recipe.given import child_environment
+from recipe.harbor import backends
+from recipe.harbor.install import install
+from recipe.harbor.server import AgentServer, start_agent_server
+from recipe.pins import load_pins
+from recipe.process import LOOPBACK
+from recipe.run.dashboard import find_ray
+from recipe.run.nodes import look
+from recipe.run.parts import Prepared, Run
+from recipe.settings import Settings
+
+
+@dataclass(frozen=True)
+class WandbLogin:
+    """The key of Weights & Biases, in a file that only its owner reads and that goes with the run's end."""
+
+    path: Path
+
+    @classmethod
+    def write(cls, path: Path, key: str) -> WandbLogin:
+        """In the form that wandb reads from the file of NETRC."""
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(f"machine api.wandb.ai\n  login user\n  password {key}\n")
+        return cls(path)
+
+    def stop(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+def prepare(run: Run) -> Prepared:
+    """Looks at the cluster and starts the agent server. Raises BadInputError where the start is refused."""
+    settings = run.settings
+    ray = find_ray(settings)
+    staged = stage_plugins(run.folder.path)
+    nodes = look(run, ray, staged)
+    run.manifest.add(nodes=nodes)
+    run.display.note(f"Ray at {ray.url}: {len(nodes)} nodes, nothing left on them")
+    server = start_server(run)
+    run.running.callback(server.stop)
+    write_login(run)
+    return Prepared(ray, server, (server.process,))
+
+
+def stage_plugins(run_dir: Path) -> Path:
+    """Copies the plugins as a package that travels alone."""
+    staged = staged_plugins(run_dir)
+    shutil.copytree(
+        Path(plugins.__file__).parent,
+        staged / "plugins",
+        dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    # Without it, any other package of that name on a node would come first.
+    (staged / "__init__.py").write_text('"""The plugins of a run, without the rest."""\n')
+    return staged
+
+
+def write_login(run: Run) -> None:
+    """The file with W&B's key, when there is one."""
+    key = run.settings.wandb_api_key
+    if key is not None:
+        run.begin(lambda: WandbLogin.write(netrc(run.folder.path), key.get_secret_value()))
+
+
+def start_server(run: Run) -> AgentServer:
+    """Installs the pinned Harbor where it is not yet, and starts its agent server."""
+    settings: Settings = run.settings
+    harbor = install(settings, load_pins(), run.display.note)
+    if told := backends.note(settings):
+        run.display.note(told)
+    server = start_agent_server(
+        tasks_dir=settings.tasks_dir,
+        trials_dir=run.folder.trials,
+        backend=settings.sandbox_backend,
+        host=settings.agent_server_host,
+        port=settings.agent_server_port,
+        max_concurrent=settings.agent_max_concurrent,
+        agent_timeout_multiplier=settings.harbor_agent_timeout_multiplier,
+        log=run.folder.agent_server_log,
+        env=_environment(settings),
+        harbor_python=harbor.python,
+        credentials=backends.credentials(settings),
+        watch=run.interrupts.check,
+        say=run.display.note,
+    )
+    run.display.note(f"agent server at {settings.agent_server_url}, log {run.folder.agent_server_log}")
+    return server
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """The user's, in which no proxy stands between the agents and the session servers on the head node."""
+    environment = child_environment()
+    inside = [LOOPBACK, str(settings.head_ip)]
+    for name in ("no_proxy", "NO_PROXY"):
+        environment[name] = ",".join([*inside, *filter(None, [environment.get(name)])])
+    return environment

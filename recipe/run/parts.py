@@ -1,0 +1,49 @@
+"""A run while it lasts: what it was given, what it has started so far, and what the job needs to be ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from recipe.harbor.server import AgentServer
+from recipe.job import RayAddress
+from recipe.process import ProcessGroup
+from recipe.run.display import Display
+from recipe.run.folder import RunFolder
+from recipe.run.interrupts import Interrupts
+from recipe.run.manifest import Manifest
+from recipe.settings import Settings
+
+
+class Part(Protocol):
+    def stop(self) -> None: ...
+
+
+@dataclass
+class Run:
+    """One run of the launcher. What `begin` has started is stopped by `running.close()`, last first."""
+
+    settings: Settings
+    folder: RunFolder
+    manifest: Manifest
+    interrupts: Interrupts
+    display: Display
+    running: ExitStack = field(default_factory=ExitStack)
+
+    def begin[P: Part](self, start: Callable[[], P]) -> P:
+        """Starts a part. A signal waits until the part is sure to be stopped."""
+        with self.interrupts.held():
+            part = start()
+            self.running.callback(part.stop)
+        return part
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the job is handed to, and the processes whose end is the end of the run."""
+
+    ray: RayAddress
+    server: AgentServer
+    watched: Sequence[ProcessGroup]
