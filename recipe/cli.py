@@ -152,12 +152,16 @@ def pins_bump(
 ) -> None:
     """Change a pin and what is rendered from it; without a recipe, seal an input of flake.lock as it is now."""
     from recipe.drift import bump
+    from recipe.engines.miles.contract.compare import flags_of
     from recipe.pins import PROJECT_ROOT
-    from recipe.resolve import load_checkouts
+    from recipe.resolve import load_checkouts, load_sources
 
     if recipe or rev:
         chosen = load_checkouts(assignments or ())
-        told = bump.bump_source(PROJECT_ROOT, recipe, source, rev, nar_hash or None, chosen)
+        # The recipe's name is its agent's, less the hyphen.
+        agent = {"terminus2": "terminus-2"}.get(recipe, "camel")
+        job = load_sources([*(assignments or ()), f"AGENT={agent}"])
+        told = bump.bump_source(PROJECT_ROOT, recipe, source, rev, nar_hash or None, chosen, [flags_of(job)])
     else:
         told = bump.bump_flake_input(PROJECT_ROOT, source)
     for line in told:

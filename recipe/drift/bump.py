@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,9 +34,15 @@ class Bump:
 
 
 def bump_source(
-    root: Path, recipe: str, source: str, rev: str, nar_hash: str | None, chosen: Checkouts
+    root: Path,
+    recipe: str,
+    source: str,
+    rev: str,
+    nar_hash: str | None,
+    chosen: Checkouts,
+    compared: Sequence[Callable[[Bump], Iterator[str]]] = (),
 ) -> Iterator[str]:
-    """Pins `source` of `recipe` at `rev`; yields lines that say what changed.
+    """Pins `source` of `recipe` at `rev`; yields lines that say what changed; `compared` may add to them.
 
     Raises BadInputError for an unknown name or a malformed value; then nothing is written.
     """
@@ -64,8 +70,8 @@ def bump_source(
         yield f"what becomes of what is relied on in {source}: unknown, {folder} lacks {' and '.join(lacking)}"
     else:
         bump = Bump(pins, recipe, source, old, rev, folder)
-        for compared in COMPARED:
-            yield from compared(bump)
+        for one in (_features, *compared):
+            yield from one(bump)
 
 
 def bump_flake_input(root: Path, name: str) -> Iterator[str]:
@@ -102,7 +108,3 @@ def _state(feature: Feature, text: str | None) -> str:
     if text is None:
         return "MISSING, no such file"
     return "there" if feature.holds(text) else "MISSING"
-
-
-# What is told of two commits of a checkout. Whoever relies on more in it adds it here.
-COMPARED: tuple[Callable[[Bump], Iterator[str]], ...] = (_features,)

@@ -73,7 +73,7 @@ def row(line: Line) -> str:
 
 def contract(sources: Sources, flags: Sequence[Flag], environment: Mapping[str, str]) -> Iterator[Line]:
     """The comparisons with the sources at hand; nothing of a source that is not there is judged."""
-    yield from _told(_flags(sources, flags, environment))
+    yield from _told(flag_lines(sources, flags, environment))
     yield from _told(_plugins(sources, flags))
     missing = [name for name in PACKAGES if name not in sources.by_name]
     yield from _told(variables.lines(environment, sources.searched, missing))
@@ -87,7 +87,7 @@ def _told(comparisons: Iterator[Line]) -> Iterator[Line]:
         yield Line("DRIFT", error.problem, {**error.facts, "run": "make pins-check"})
 
 
-def _flags(sources: Sources, flags: Sequence[Flag], environment: Mapping[str, str]) -> Iterator[Line]:
+def flag_lines(sources: Sources, flags: Sequence[Flag], environment: Mapping[str, str]) -> Iterator[Line]:
     """One line for each of our flags and the model's, and one for each parser that is not where it was."""
     known = Registry()
     yield from registry(sources, known)
