@@ -113,7 +113,10 @@ def ray(
 def slurm(
     recipe: RecipeName,
     *,
-    command: Annotated[str, typer.Option(help="Words to run on the head node; no shell reads them.")],
+    command: Annotated[
+        str | None,
+        typer.Option(help="Words to run on the head node; no shell reads them. Default: make train-RECIPE."),
+    ] = None,
     image: Annotated[
         Path | None, typer.Option(help="The image as a file; default: DATA_DIR/inkling-grpo-RECIPE-TAG.sqsh.")
     ] = None,
@@ -137,7 +140,7 @@ def slurm(
     job = SlurmJob(
         image=data_dir / f"{name(pins, recipe).replace(':', '-')}.sqsh" if image is None else image,
         storage=_storage(model_root, data_dir, project),
-        command=command,
+        command=f"make train-{recipe} NUM_NODES={num_nodes}" if command is None else command,
         num_nodes=num_nodes,
         time=time,
         partition=partition,

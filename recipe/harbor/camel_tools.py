@@ -13,7 +13,7 @@ from typing import Any
 from harbor.environments.base import BaseEnvironment, ExecResult
 
 from recipe.harbor.camel_library import FunctionTool
-from recipe.harbor.camel_record import TrialRecord
+from recipe.harbor.trial_record import TrialRecord
 
 DEFAULT_SECONDS = 60
 MAX_SECONDS = 600  # a longer wait eats a trial that has tens of turns to go

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +31,51 @@ def attach(path: Path, console: Console, interrupts: Interrupts) -> RunFolder:
     folder = RunFolder(path.absolute())
     manifest, record = _records(folder)
     settings = restore(record["settings"])
-    with folder.locked():
+    with folder.locked(), Display(console, settings.num_rollout, interrupts.held) as display:
+        display.note(f"run folder {folder.path}")
+        attached = _Attached(Run(settings, folder, manifest, interrupts, display), record["job_id"])
         try:
-            with Display(console, settings.num_rollout, interrupts.held) as display:
-                display.note(f"run folder {folder.path}")
-                _follow(Run(settings, folder, manifest, interrupts, display), record["job_id"])
-        except BadInputError:
-            raise
-        except BaseException as error:  # noqa: BLE001 - it is raised again, as what the user is told
+            attached.follow()
+        except BaseException as error:
             interrupts.hold()
+            if not attached.responsible:
+                display.note(f"job {record['job_id']} was left as it is")
+                raise
             raise finished(manifest, error, folder, console) from None
         manifest.finish(None)
     return folder
+
+
+@dataclass
+class _Attached:
+    """`responsible` once its job's end is the run's end: until then a failure leaves both as they are."""
+
+    run: Run
+    job_id: str
+    responsible: bool = False
+
+    def follow(self) -> None:
+        run = self.run
+        try:
+            ray, log = find_ray(run.settings), run.folder.train_log
+            seen = log.stat().st_size if log.exists() else 0
+            job = RayJob.find(ray, self.job_id, log)
+            write_login(run)
+            if job.ended:
+                self.responsible = True
+                run.display.note(f"job {self.job_id} has ended meanwhile")
+                job.save_log()
+                if not job.succeeded:
+                    raise job.failure()
+                return
+            server = start_server(run)
+            run.running.callback(server.stop)
+            self.responsible = True
+            run.running.callback(job.stop)
+            run.display.note(f"job {self.job_id} goes on")
+            follow(run, job, Prepared(ray, server, (server.process,)), tracked=False, seen=seen)
+        finally:
+            stop(run)
 
 
 def _records(folder: RunFolder) -> tuple[Manifest, dict[str, Any]]:
@@ -56,25 +90,3 @@ def _records(folder: RunFolder) -> tuple[Manifest, dict[str, Any]]:
     if manifest.ended:
         raise BadInputError("the run has ended", found=manifest.ended, run=f"recipe report {folder.path}")
     return manifest, record
-
-
-def _follow(run: Run, job_id: str) -> None:
-    try:
-        ray = find_ray(run.settings)
-        log = run.folder.train_log
-        seen = log.stat().st_size if log.exists() else 0
-        job = RayJob.find(ray, job_id, log)
-        if job.ended:
-            run.display.note(f"job {job_id} has ended meanwhile")
-            job.save_log()
-            if not job.succeeded:
-                raise job.failure()
-            return
-        server = start_server(run)
-        run.running.callback(server.stop)
-        write_login(run)
-        run.running.callback(job.stop)
-        run.display.note(f"job {job_id} goes on")
-        follow(run, job, Prepared(ray, server, (server.process,)), tracked=False, seen=seen)
-    finally:
-        stop(run)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from recipe import plugins
@@ -20,24 +19,6 @@ from recipe.run.dashboard import find_ray
 from recipe.run.nodes import look
 from recipe.run.parts import Prepared, Run
 from recipe.settings import Settings
-
-
-@dataclass(frozen=True)
-class WandbLogin:
-    """The key of Weights & Biases, in a file that only its owner reads and that goes with the run's end."""
-
-    path: Path
-
-    @classmethod
-    def write(cls, path: Path, key: str) -> WandbLogin:
-        """In the form that wandb reads from the file of NETRC."""
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w") as file:
-            file.write(f"machine api.wandb.ai\n  login user\n  password {key}\n")
-        return cls(path)
-
-    def stop(self) -> None:
-        self.path.unlink(missing_ok=True)
 
 
 def prepare(run: Run) -> Prepared:
@@ -69,10 +50,13 @@ def stage_plugins(run_dir: Path) -> Path:
 
 
 def write_login(run: Run) -> None:
-    """The file with W&B's key, when there is one."""
-    key = run.settings.wandb_api_key
+    """W&B's key, when there is one, in a file of netrc's form that its owner alone reads, until the run's end."""
+    path, key = netrc(run.folder.path), run.settings.wandb_api_key
+    run.running.callback(path.unlink, missing_ok=True)
     if key is not None:
-        run.begin(lambda: WandbLogin.write(netrc(run.folder.path), key.get_secret_value()))
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(f"machine api.wandb.ai\n  login user\n  password {key.get_secret_value()}\n")
 
 
 def start_server(run: Run) -> AgentServer:

@@ -25,6 +25,8 @@ def follow(run: Run, job: RayJob, prepared: Prepared, *, tracked: bool, seen: in
     Raises RecipeError when it fails, falls silent, or a server dies.
     """
     signs = _events(run) if tracked else _log_lines(run, seen)
+    if not tracked:
+        run.display.take({"kind": "phase", "phase": "the job runs"})
     limit = run.settings.rollout_timeout_sec + SILENCE_MARGIN_SECONDS
     last_sign, polls, lost = time.monotonic(), 0, False
     end: Event = {}
@@ -50,6 +52,9 @@ def follow(run: Run, job: RayJob, prepared: Prepared, *, tracked: bool, seen: in
             )
         run.display.tick()
         time.sleep(POLL_SECONDS)
+    # Its copy may lag behind the end.
+    job.save_log()
+    next(signs)
     if not job.succeeded:
         raise RecipeError(end["error"], where=run.folder.train_log) if end.get("error") else job.failure()
 

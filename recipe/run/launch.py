@@ -19,7 +19,7 @@ from recipe.run.follow import follow
 from recipe.run.interrupts import Interruption, Interrupts
 from recipe.run.manifest import Manifest
 from recipe.run.parts import Run
-from recipe.run.ray_job import RayJob
+from recipe.run.ray_job import LeftJobError, RayJob
 from recipe.settings import Settings
 from recipe.tasks.prompts import Row, write_prompt_data
 
@@ -58,6 +58,10 @@ def finished(manifest: Manifest, error: BaseException, folder: RunFolder, consol
     told = error.error() if isinstance(error, Interruption) else error
     if isinstance(told, RecipeError):
         told.facts.setdefault("where", str(folder.path))
+    if isinstance(told, LeftJobError) and folder.job_file.exists():
+        # The run has not ended, and somebody has to look after it.
+        told.facts["run"] = f"recipe attach {folder.path}"
+        return told
     with contextlib.suppress(OSError):
         try:
             manifest.finish(told)

@@ -14,7 +14,7 @@ from recipe.job import Job, RayAddress
 from recipe.pins import load_pins
 from recipe.plugins.nodes import ANSWER_SECONDS, MARKER
 from recipe.run.parts import Run
-from recipe.run.ray_job import RayJob
+from recipe.run.ray_job import RayJob, running
 
 # A node that has to fetch the plugins and start Python; the job's own deadline comes first.
 JOB_SECONDS = ANSWER_SECONDS + 120.0
@@ -27,6 +27,7 @@ def look(run: Run, ray: RayAddress, plugins: Path) -> list[Node]:
     """What each node told. Raises BadInputError for leftovers, too few GPUs or, with STRICT_PINS, other commits."""
     nodes = _ask(run, ray, plugins, ())
     runs = {process["run"] for _, process in _leftovers(nodes) if process["run"]}
+    _require_ended(run, runs & {job.rpartition("-")[0] for job in running(ray)})
     if runs and run.settings.clean_leftovers:
         nodes = _ask(run, ray, plugins, sorted(runs))
         for node in nodes:
@@ -59,6 +60,17 @@ def _ask(run: Run, ray: RayAddress, plugins: Path, clean: Sequence[str]) -> list
         raise job.failure()
     nodes: list[Node] = json.loads(lines[-1].removeprefix(MARKER))["nodes"]
     return nodes
+
+
+def _require_ended(run: Run, going_on: set[str]) -> None:
+    """A run is more than what is on the nodes: its job, its records, its sandboxes. It is never cleaned away."""
+    if going_on:
+        raise BadInputError(
+            "another run is going on",
+            expected="an end of its job first",
+            found=", ".join(sorted(going_on)),
+            run=f"recipe attach {run.settings.runs_root / min(going_on)}, where Ctrl-C stops it",
+        )
 
 
 def _require_answers(nodes: Iterable[Node]) -> None:

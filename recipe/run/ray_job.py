@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from recipe.errors import RecipeError
@@ -25,6 +26,8 @@ STOP_SECONDS = 15.0
 ANSWER_SECONDS = 60.0
 # How long a log that broke off waits before it is asked for anew.
 LOG_PAUSE_SECONDS = 2.0
+# What a web socket that breaks off raises, and one that can't be had.
+BROKEN = (RuntimeError, OSError, aiohttp.ClientError)
 # They tell of every web socket that closes and of every package that is uploaded.
 CHATTY = (
     JobSubmissionClient.__module__,
@@ -33,11 +36,15 @@ CHATTY = (
 )
 
 
+class LeftJobError(RecipeError):
+    """The job may go on: Ray does not answer, or has not ended it."""
+
+
 class _BoundedClient(JobSubmissionClient):
-    """Ray's client, which by itself would wait for an answer for ever."""
+    """Ray's client, which by itself would wait for an answer for ever, and would ask the user's proxy for one."""
 
     def _do_request(self, *arguments: Any, **options: Any) -> Any:
-        return super()._do_request(*arguments, timeout=ANSWER_SECONDS, **options)
+        return super()._do_request(*arguments, timeout=ANSWER_SECONDS, proxies={"no_proxy": "*"}, **options)
 
 
 def _client(ray: RayAddress) -> JobSubmissionClient:
@@ -59,6 +66,9 @@ class RayJob:
         self._patience = patience
         self._written = written
         self._log_is_whole = False
+        # A Ray of the run's own, for which there is no patience, is stopped with all its jobs.
+        self._outlives_us = patience > 0
+        self._left = False
         self._writing = threading.Lock()
         self._info: JobDetails = client.get_job_info(job_id)
         self._answered = time.monotonic()
@@ -78,7 +88,8 @@ class RayJob:
     def find(cls, ray: RayAddress, job_id: str, log: Path) -> RayJob:
         """A job that was submitted before. Raises RecipeError when Ray does not know it."""
         try:
-            written = len(log.read_text()) if log.exists() else 0
+            # Characters as Ray sends them: the last one may be cut, and no line end is translated.
+            written = len(log.read_bytes().decode(errors="replace")) if log.exists() else 0
             return cls(_client(ray), job_id, log, ray.patience, written)
         except (RuntimeError, OSError) as error:
             raise RecipeError(f"Ray does not know the job {job_id}", found=error, where=ray.url) from error
@@ -92,9 +103,9 @@ class RayJob:
                 self._answered = time.monotonic()
             except (RuntimeError, OSError) as error:
                 if self.silence >= self._patience:
-                    raise RecipeError(
-                        "Ray no longer answers for the job", found=error, where=self._id
-                    ) from error
+                    self._left = True
+                    kind = LeftJobError if self._outlives_us else RecipeError
+                    raise kind("Ray no longer answers for the job", found=error, where=self._id) from error
         return bool(self._info.status.is_terminal())
 
     @property
@@ -119,27 +130,38 @@ class RayJob:
         with contextlib.suppress(RuntimeError, OSError):
             whole = self._client.get_job_logs(self._id)
             with self._writing:
+                # A Ray that has lost the job's node answers with nothing.
+                if not self._log.exists() or len(whole.encode()) >= self._log.stat().st_size:
+                    self._log.write_text(whole)
                 self._log_is_whole = True
-                self._log.write_text(whole)
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def stop(self) -> None:
-        """Ends the job when it still runs; returns when Ray says that it is over, or after STOP_SECONDS."""
+        """Ends the job when it still runs; returns when Ray says that it is over. One that was lost is left alone.
+
+        Raises LeftJobError when Ray can't be asked, or the job has not ended after STOP_SECONDS.
+        """
+        if self._left:
+            return
         deadline = time.monotonic() + STOP_SECONDS
         self._patience = 0.0
-        # Ray may be what failed: its own stop, which comes next, ends the job in any case.
-        with contextlib.suppress(RuntimeError, OSError, RecipeError):
+        try:
             if not self.ended:
                 self._client.stop_job(self._id)
-            while not self.ended and time.monotonic() < deadline:
+            while not self.ended:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"it has not ended after {STOP_SECONDS:g} s")
                 time.sleep(0.1)
             self.save_log()
+        except (RuntimeError, OSError, RecipeError) as error:
+            if self._outlives_us:
+                raise LeftJobError("the job could not be stopped", found=error, where=self._id) from error
 
     def _copy_log(self) -> None:
         """Until the job has ended: a connection that breaks is made anew, and what is written stays written."""
         while not self._log_is_whole:
             # It also breaks when Ray ends: `save_log` has the whole log by then.
-            with contextlib.suppress(RuntimeError, OSError):
+            with contextlib.suppress(*BROKEN):
                 self._written = asyncio.run(self._copy_from(self._written))
             if self._info.status.is_terminal():
                 return
@@ -149,7 +171,7 @@ class RayJob:
         """Appends what comes after the first `written` characters; how many there are now."""
         seen = 0
         lines: AsyncIterator[str] = self._client.tail_job_logs(self._id)
-        with self._log.open("a" if written else "w") as sink, contextlib.suppress(RuntimeError, OSError):
+        with self._log.open("a" if written else "w") as sink, contextlib.suppress(*BROKEN):
             async for text in lines:
                 seen += len(text)
                 with self._writing:
@@ -158,6 +180,15 @@ class RayJob:
                     sink.write(text[max(0, len(text) - max(0, seen - written)) :])
                     sink.flush()
         return max(seen, written)
+
+
+def running(ray: RayAddress) -> set[str]:
+    """The ids of the submitted jobs that have not ended. Raises RecipeError when Ray does not tell."""
+    try:
+        jobs = _client(ray).list_jobs()
+    except (RuntimeError, OSError) as error:
+        raise RecipeError("Ray does not list its jobs", found=error, where=ray.url) from error
+    return {job.submission_id for job in jobs if job.submission_id and not job.status.is_terminal()}
 
 
 def _submit(client: JobSubmissionClient, job: Job, job_id: str | None = None) -> str:

@@ -26,7 +26,7 @@ COMMANDS = {
     "check": ["check", "--recipe", "camel"],
     "head": ["ray", "--recipe", "camel", *HEAD],
     "worker": ["ray", "--recipe", "camel", *HEAD, "--node-ip", "10.0.0.2"],
-    "slurm": ["slurm", "--recipe", "camel", "--command", "make help"],
+    "slurm": ["slurm", "--recipe", "camel"],
     "kuberay": ["kuberay", "--recipe", "camel", "--repository", "registry.example/inkling"],
 }
 

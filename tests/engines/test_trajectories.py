@@ -76,7 +76,7 @@ def test_a_turn_aborted_before_its_first_token_trains_nothing():
 
 def test_the_sample_ends_where_routes_begin_to_be_missing():
     spoken = conversation(reply(CALL), routes=True)
-    request = ChatRequest([user("go"), _last_message(spoken), tool("call_0", "x")])
+    request = ChatRequest([user("go"), spoken.messages[-1], tool("call_0", "x")])
     spoken.record(request, spoken.prompt(request), reply(DONE))
     sample = assemble(spoken, 10_000)
     assert (sample.turns, sample.status, len(sample.routes)) == (1, "completed", len(sample.ids) - 1)
@@ -85,8 +85,3 @@ def test_the_sample_ends_where_routes_begin_to_be_missing():
 def test_routes_are_those_of_the_last_turn_in_the_sample():
     spoken = conversation(reply(CALL), reply(DONE), routes=True)
     np.testing.assert_array_equal(assemble(spoken, 10_000).routes, spoken.turns[1].reply.routes)
-
-
-def _last_message(spoken: Conversation) -> dict[str, object]:
-    role, content, reasoning, calls = spoken.history[-1]
-    return {"role": role, "content": content, "reasoning_content": reasoning, "tool_calls": calls}

@@ -1,19 +1,21 @@
 """One conversation with the policy: sampled ids are kept as they are, only new messages are rendered.
 
 What the client must replay unchanged is what the prompt depends on: of each message the role, content,
-reasoning_content and tool_calls (without index; null, "" and [] are one), and the tools. Everything else is
-an edited history and refused. The one exception is a repeated request: when exactly the last one comes again,
-its turn is taken back and sampled anew.
+reasoning_content and tool_calls (without index; null, "" and [] are one), and the tools. What else comes is an
+edited history: by its agent's rules (reply_rules.py) it is refused, or one turn is taken back. When exactly the
+last request is repeated, its turn is taken back and sampled anew.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from recipe.engines.local.parsing import ParsedReply, parse_reply
-from recipe.engines.local.rendering import Message, first_prompt, increment
+from recipe.engines.local.parsing import ParsedReply
+from recipe.engines.local.rendering import Block, Message, first_prompt, increment, reply_ids
+from recipe.engines.local.reply_rules import RULES, ReplyRules
 from recipe.engines.local.types import GenerateReply
 from recipe.errors import RecipeError
 
@@ -21,7 +23,7 @@ Replayed = tuple[Any, ...]  # what must come back unchanged of a message
 
 
 class HistoryEditedError(RecipeError):
-    """A request does not continue the conversation."""
+    """A request does not continue the conversation, or declares tools where the agent has none."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Turn:
     reply: GenerateReply
     parse_error: str | None
     history_length: int  # messages of the conversation, this turn's reply included
+    blocks: tuple[Block, ...] | None  # of the reply, as far as they can be rendered anew in their order
 
     @property
     def end(self) -> int:
@@ -64,49 +67,60 @@ class Turn:
 class Conversation:
     """All messages and ids so far, and the turns that the policy sampled."""
 
+    rules: ReplyRules = RULES["camel"]
     ids: list[int] = field(default_factory=list)
-    history: list[Replayed] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)  # as last replayed, and the last reply
     turns: list[Turn] = field(default_factory=list)
     tools: list[Message] | None = None
+    effort: str | float | None = None  # of the last request; the prompt has the first one's
     tool_names: dict[str, str] = field(default_factory=dict)  # by tool-call id, each one minted once
     refused: int = 0  # requests that edited the history
     regenerated: int = 0  # turns taken back
 
     def prompt(self, request: ChatRequest) -> list[int]:
         """The ids to sample the next turn from. Raises HistoryEditedError, UnrenderableMessageError."""
-        sent = [_replayed(message) for message in request.messages]
+        if request.tools and not self.rules.takes_tools:
+            raise self._edited("no tools: this agent declares none", f"{len(request.tools)} tools")
         if self.turns and (request.tools or None) != self.tools:
             raise self._edited("the tools of the first request", "other tools")
-        if self.turns and sent == self.history[:-1]:
-            self._take_back()
-        known = len(self.history)
-        if sent[:known] != self.history:
-            raise self._edited(*_first_difference(self.history, sent))
+        self._take_back(request.messages)
         if not self.turns:
             return first_prompt(request.messages, request.tools, request.effort)
-        new = request.messages[known:]
-        if not new or any(message.get("role") == "assistant" for message in new):
-            raise self._edited("tool, user or system messages to append", f"{sent[known:] or 'none'}"[:200])
+        new = request.messages[len(self.messages) :]
+        goes_on = new and all(message.get("role") != "assistant" for message in new)
+        if not goes_on and not self.rules.rolls_back:
+            raise self._edited("tool, user or system messages to append", f"{new or 'none'}"[:200])
         return self.ids + increment(new, self.tool_names)
 
     def record(self, request: ChatRequest, prompt: list[int], reply: GenerateReply) -> ChatReply:
         """Adds the turn that was sampled from `prompt`, and says what the client is to see of it."""
-        parsed = parse_reply(reply.ids)
+        parsed = self.rules.parse(reply.ids)
         message = self._assistant_message(parsed)
-        if not self.turns:
-            self.tools = request.tools or None
+        self.tools, self.effort = request.tools or None, request.effort
         self.ids = prompt + reply.ids
-        self.history = [*map(_replayed, request.messages), _replayed(message)]
-        self.turns.append(Turn(len(prompt), reply, parsed.error, len(self.history)))
+        self.messages = [*request.messages, message]
+        self.turns.append(Turn(len(prompt), reply, parsed.error, len(self.messages), parsed.blocks))
         finish = "tool_calls" if reply.finish == "stop" and parsed.tool_calls else reply.finish
-        return ChatReply(message, finish, parsed.error, len(prompt), len(reply.ids))
+        told = parsed.error if self.rules.tells_errors else None
+        return ChatReply(message, finish, told, len(prompt), len(reply.ids))
 
-    def _take_back(self) -> None:
-        self.turns.pop()
-        last = self.turns[-1] if self.turns else None
-        self.ids = self.ids[: last.end if last else 0]
-        self.history = self.history[: last.history_length if last else 0]
-        self.regenerated += 1
+    def _take_back(self, sent: Sequence[Message]) -> None:
+        """Drops the last turn when `sent` repeats its request, or edits its history and the rules allow that."""
+        pairs = zip(self.messages, sent, strict=False)
+        matching = sum(
+            1 for _ in itertools.takewhile(lambda pair: _replayed(pair[0]) == _replayed(pair[1]), pairs)
+        )
+        known = len(self.messages)
+        if matching == known:
+            return
+        kept = [turn for turn in self.turns if turn.history_length <= matching]
+        repeated = matching == len(sent) == known - 1
+        if len(self.turns) - len(kept) > 1 or not (repeated or self.rules.rolls_back):
+            raise self._edited(*_difference(self.messages, sent, matching))
+        self.regenerated += len(self.turns) - len(kept)
+        self.turns = kept
+        self.ids = self.ids[: kept[-1].end if kept else 0]
+        self.messages = self.messages[: kept[-1].history_length if kept else 0]
 
     def _assistant_message(self, parsed: ParsedReply) -> Message:
         message: Message = {"role": "assistant", "content": parsed.content}
@@ -129,6 +143,33 @@ class Conversation:
         )
 
 
+def rerendered(conversation: Conversation) -> list[int]:
+    """The ids of the whole history rendered anew, as it was last replayed and with the blocks that were kept.
+
+    Without the next turn's `<|message_model|>`. Where no reply was sampled otherwise than the template writes it
+    these are the conversation's ids. Raises UnrenderableMessageError (a call's arguments with NaN).
+    """
+    ids: list[int] = []
+    done = 0
+    for turn in conversation.turns:
+        new = conversation.messages[done : turn.history_length - 1]
+        if done:
+            prompt = increment(new, conversation.tool_names)
+        else:
+            prompt = first_prompt(new, conversation.tools, conversation.effort)
+        done = turn.history_length
+        ids += prompt[:-1] + rerendered_reply(conversation, turn)
+    return ids
+
+
+def rerendered_reply(conversation: Conversation, turn: Turn) -> list[int]:
+    """What the template writes for one of the conversation's replies, its `<|message_model|>` included."""
+    if turn.blocks is not None:
+        return reply_ids(turn.blocks)
+    message = conversation.messages[turn.history_length - 1]
+    return increment([message], conversation.tool_names)[:-1]
+
+
 def _replayed(message: Message) -> Replayed:
     calls = message.get("tool_calls") or None
     if isinstance(calls, list):
@@ -144,8 +185,8 @@ def _replayed(message: Message) -> Replayed:
     )
 
 
-def _first_difference(known: Sequence[Replayed], sent: Sequence[Replayed]) -> tuple[str, str]:
-    for index, (before, now) in enumerate(zip(known, sent, strict=False)):
-        if before != now:
-            return f"message {index}: {str(before)[:200]}", f"message {index}: {str(now)[:200]}"
-    return f"more than the {len(known)} messages so far", f"{len(sent)} messages"
+def _difference(known: Sequence[Message], sent: Sequence[Message], index: int) -> tuple[str, str]:
+    if index == len(sent):
+        return f"more than the {len(known)} messages so far", f"{len(sent)} messages"
+    before, now = (f"message {index}: {str(_replayed(side[index]))[:200]}" for side in (known, sent))
+    return before, now

@@ -1,8 +1,8 @@
-"""Sampled token ids to the reply that the agent sees, by production's rules.
+"""Sampled token ids to the reply that the agent sees, by the rules of Miles' own parser.
 
 The rules are those of the session server of Miles pull request 2302. It parses token ids, so that marker-like
-text never counts as a marker. Any error means: no tool calls; the complete text and thinking blocks are kept;
-the first error is named. Two errors are ours, where production has no answer: ids without a text, and JSON
+text never counts as a marker. Any error means: no tool calls; the complete blocks are kept; the first error is
+named. Two errors are ours, where production has no answer: ids without a text, and JSON
 that Python can read but a client can't replay (lone surrogates, endless nesting).
 """
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from recipe.engines.local.rendering import decode
+from recipe.engines.local.rendering import Block, decode
 from recipe.engines.local.vocabulary import FIRST_UNDECODABLE_ID, MESSAGE_MODEL_ID, STOP_ID
 
 # Ids below are ordinary text; from here to FIRST_UNDECODABLE_ID they are control tokens.
@@ -37,41 +37,37 @@ class ParsedReply:
     reasoning_content: str | None
     tool_calls: tuple[ParsedCall, ...]
     error: str | None
+    blocks: tuple[Block, ...] | None  # to be rendered anew in their order; None: only thinking, then text
 
 
 class _BrokenRuleError(Exception):
     """Its text is the kind of the error."""
 
 
-@dataclass(frozen=True)
-class _Block:
-    kind: str
-    recipient: Sequence[int]
-    payload: Sequence[int]
-
-
 def parse_reply(ids: Sequence[int]) -> ParsedReply:
     """Parses one turn's sampled ids (the prompt ends with `<|message_model|>`); never raises."""
-    texts: dict[str, list[str]] = {"text": [], "thinking": []}
+    blocks: list[Block] = []
     calls: list[ParsedCall] = []
     errors: list[str] = []
     try:
         for block in _blocks(ids):
             try:
-                _read(block, texts, calls)
+                _read(block, blocks, calls)
             except _BrokenRuleError as error:
                 errors.append(str(error))
     except _BrokenRuleError as error:
         errors.append(str(error))
+    thinking = [block.text for block in blocks if block.kind == "thinking"]
     return ParsedReply(
-        content="".join(texts["text"]),
-        reasoning_content="".join(texts["thinking"]) if texts["thinking"] else None,
+        content="".join(block.text for block in blocks if block.kind == "text"),
+        reasoning_content="".join(thinking) if thinking else None,
         tool_calls=() if errors else tuple(calls),
         error=errors[0] if errors else None,
+        blocks=tuple(blocks),
     )
 
 
-def _blocks(ids: Sequence[int]) -> Iterator[_Block]:
+def _blocks(ids: Sequence[int]) -> Iterator[Block]:
     """The complete blocks in order; raises _BrokenRuleError after them when the framing is broken."""
     position = 0
     while True:
@@ -90,7 +86,7 @@ def _blocks(ids: Sequence[int]) -> Iterator[_Block]:
         raise _BrokenRuleError("tokens_after_end_sampling")
 
 
-def _block(ids: Sequence[int], start: int) -> tuple[_Block, int]:
+def _block(ids: Sequence[int], start: int) -> tuple[Block, int]:
     """The block whose header begins at `start`, and the position after it."""
     content = _end_of_text(ids, start)
     if content == len(ids):
@@ -102,7 +98,8 @@ def _block(ids: Sequence[int], start: int) -> tuple[_Block, int]:
         raise _BrokenRuleError("unterminated_content_block")
     if ids[end] != END_MESSAGE_ID:
         raise _BrokenRuleError(_misplaced(ids[end], "control_token_inside_open_block"))
-    return _Block(KIND_OF_CONTENT_ID[ids[content]], ids[start:content], ids[content + 1 : end]), end + 1
+    kind, payload = KIND_OF_CONTENT_ID[ids[content]], decode(ids[content + 1 : end])
+    return Block(kind, payload, decode(ids[start:content])), end + 1
 
 
 def _end_of_text(ids: Sequence[int], start: int) -> int:
@@ -115,16 +112,16 @@ def _misplaced(token: int, control_error: str) -> str:
     return control_error if decodable else "undecodable_token"
 
 
-def _read(block: _Block, texts: dict[str, list[str]], calls: list[ParsedCall]) -> None:
-    payload = decode(block.payload)
-    if block.kind == "tool_json":
-        calls.append(_call(payload))
-    elif block.kind == "tool_text":
+def _read(block: Block, kept: list[Block], calls: list[ParsedCall]) -> None:
+    if block.kind == "tool_text":
         raise _BrokenRuleError("unsupported_text_tool_call")
-    else:
-        texts[block.kind].append(payload)
-        if block.recipient:
-            raise _BrokenRuleError(f"unexpected_{block.kind}_recipient")
+    if block.kind == "tool_json":
+        calls.append(_call(block.text))
+        kept.append(block)
+        return
+    kept.append(replace(block, recipient=""))
+    if block.recipient:
+        raise _BrokenRuleError(f"unexpected_{block.kind}_recipient")
 
 
 def _call(payload: str) -> ParsedCall:

@@ -3,7 +3,8 @@
 Covered: the first prompt of a session, and the increment for messages appended later. The tokens equal those
 of inkling_fixed.jinja at Miles 80a25cb wherever that template is safe: marker-like text (`<|end_message|>`)
 in a message, a tool's output or a name stays ordinary text here; there it becomes a real control token.
-Not covered: images and audio, replies of the policy (their sampled ids are kept, never rendered again).
+A reply of the policy is never rendered into a prompt (its sampled ids are kept); from its blocks it can be
+rendered anew, to be compared. Not covered: images and audio.
 """
 
 from __future__ import annotations
@@ -11,19 +12,34 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tml_renderers import chat, tokenizers, v0
 
-from recipe.engines.local.vocabulary import MESSAGE_MODEL_ID
+from recipe.engines.local.vocabulary import MESSAGE_MODEL_ID, STOP_ID
 from recipe.errors import RecipeError
 
 # The template's names for reasoning effort, its level when a request names none, and the most that it takes.
 EFFORT_OF_NAME = {"none": 0.0, "minimal": 0.1, "low": 0.2, "medium": 0.7, "high": 0.9, "max": 0.99}
 DEFAULT_EFFORT = 0.9
 MAX_EFFORT = 0.99
+MARKER_OF_KIND = {
+    "text": "content_text",
+    "thinking": "content_thinking",
+    "tool_json": "content_invoke_tool_json",
+}
 
 Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Block:
+    """One complete block of a reply, as it was sampled; kept by the server, never sent to the client."""
+
+    kind: str  # text, thinking, tool_json
+    text: str
+    recipient: str = ""  # a tool call's: the name in its header
 
 
 class UnrenderableMessageError(RecipeError):
@@ -65,6 +81,17 @@ def increment(messages: Sequence[Message], tool_names: Mapping[str, str]) -> lis
     `tool_names` gives the tool's name for each tool-call id of the session. Raises UnrenderableMessageError.
     """
     return _ids([block for message in messages for block in _native(message, tool_names)])
+
+
+def reply_ids(blocks: Sequence[Block]) -> list[int]:
+    """The ids that the template gives for a reply of these blocks, its leading `<|message_model|>` included."""
+    tokenizer = _renderer().tokenizer
+    ids = []
+    for block in blocks:
+        ids += [MESSAGE_MODEL_ID, *tokenizer.encode_ordinary(block.recipient)]
+        ids += [tokenizer.encode_special(MARKER_OF_KIND[block.kind]), *tokenizer.encode_ordinary(block.text)]
+        ids.append(tokenizer.encode_special("end_message"))
+    return [*ids, STOP_ID]
 
 
 def _ids(native: list[chat.Message]) -> list[int]:

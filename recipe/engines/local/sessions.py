@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recipe.engines.local.conversation import ChatReply, ChatRequest, Conversation
+from recipe.engines.local.reply_rules import RULES
 from recipe.engines.local.trajectories import assemble
 from recipe.engines.local.types import GenerateReply, GenerateRequest, Trajectory, TurnEngine
 from recipe.errors import RecipeError
@@ -53,7 +54,7 @@ class Session:
     stream: tuple[int, ...]  # keys its random streams: (seed, rollout, sample index)
     deadline: float  # of the event loop's clock
     expiry: asyncio.TimerHandle
-    conversation: Conversation = field(default_factory=Conversation)
+    conversation: Conversation
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     closed: bool = False
 
@@ -63,7 +64,7 @@ class Session:
         return {
             "session_id": self.id,
             "turns": len(conversation.turns),
-            "messages": len(conversation.history),
+            "messages": len(conversation.messages),
             "tokens": len(conversation.ids),
             "parse_errors": [turn.parse_error for turn in conversation.turns if turn.parse_error],
             "refused": conversation.refused,
@@ -79,14 +80,16 @@ class SessionStore:
         engine: TurnEngine,
         *,
         max_context: int,
+        agent: str = "camel",
         max_turns: int = MAX_TURNS,
         max_sessions: int = MAX_SESSIONS,
         time_to_live_sec: float = TIME_TO_LIVE_SECONDS,
     ) -> None:
-        """`max_context` bounds the tokens of a prompt and its reply together."""
+        """`max_context` bounds the tokens of a prompt and its reply together; `agent` names the rules."""
         self.address = ""
         self._engine = engine
         self._max_context = max_context
+        self._rules = RULES[agent]
         self._max_turns = max_turns
         self._max_sessions = max_sessions
         self._time_to_live_sec = time_to_live_sec
@@ -114,6 +117,7 @@ class SessionStore:
             stream=(self._opened,) if stream is None else stream,
             deadline=deadline,
             expiry=loop.call_at(deadline, self._expire, identity),
+            conversation=Conversation(self._rules),
         )
         self._opened += 1
         self._sessions[identity] = session
