@@ -15,7 +15,6 @@ import platform
 import pwd
 import select
 import signal
-import socket
 import subprocess
 import time
 from contextlib import ExitStack, suppress
@@ -93,14 +92,14 @@ def _answer(reference: Any) -> dict[str, Any]:
     except ray.exceptions.GetTimeoutError:
         return {"error": f"no answer within {ANSWER_SECONDS:g} s"}
     except ray.exceptions.RayError as error:
-        return {"error": str(error)[-500:]}
+        # The cause says it in one line; the error itself is a whole traceback.
+        return {"error": str(getattr(error, "cause", error))[-500:]}
 
 
 def report(miles_dir: str, sglang_dir: str, clean: list[str]) -> dict[str, Any]:
     """This node, after the leftovers of the runs `clean` have been ended. Memory in MiB."""
     cleaned = _end([process for process in leftovers() if process.run in clean]) if clean else []
     return {
-        "hostname": socket.gethostname(),
         "python": platform.python_version(),
         "ray": ray.__version__,
         "memory_available_mib": _memory_available(),

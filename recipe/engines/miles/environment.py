@@ -26,6 +26,7 @@ FIXED = {
     "SGLANG_OPT_USE_INKLING_FUSED_AR_SCONV_NORM": "false",
     "SGLANG_SERVER_ENGINE_ROLLOUT_RETURN_LOGPROB": "1",
     "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",  # the image's kernels are kept as they are
+    "SPT_NOENV": "1",  # else the servers' titles overwrite their environment, by which leftovers are told apart
 }
 # By it the leftovers of a run of ours are told from other people's processes.
 RUN_MARK = "INKLING_GRPO_RUN"

@@ -35,6 +35,7 @@ ELSEWHERE = (
     Elsewhere("MASTER_ADDR", "PyTorch", "its package in the image"),
     Elsewhere("(no|http|https)_proxy", "every HTTP client", "packages in the image"),
     Elsewhere("NETRC|WANDB_.*", "Weights & Biases and its HTTP client", "packages in the image"),
+    Elsewhere("SPT_NOENV", "setproctitle", "a compiled library in the image"),
     Elsewhere(RUN_MARK, "this launcher", "it looks for it among the processes of a node"),
 )
 # Set by the reference's runs, and read in no public version of Miles, Megatron or SGLang that we found.
