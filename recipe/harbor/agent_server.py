@@ -35,28 +35,32 @@ from recipe.harbor.sandbox import probe
 from recipe.harbor.scratch import default_root, sweep
 from recipe.harbor.trials import AGENT_ERROR, TrialReply, TrialRequest, run_trial
 
-AGENTS = {"camel": "recipe.harbor.camel_agent:CamelAgent"}
+AGENTS = {
+    "camel": "recipe.harbor.camel_agent:CamelAgent",
+    "terminus-2": "recipe.harbor.terminus2_agent:Terminus2Agent",
+}
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 OPEN_FILES = 65536
 GRACE_SECONDS = 70  # for the replies to flushed trials, at a stop; they take less than a second
 
 
-def _prepare_local() -> None:
+def _prepare_local(agent: str) -> None:
     root = default_root()
     if removed := sweep(root):
         log.info("removed what %d sandboxes of dead runs had left in %s", removed, root)
-    asyncio.run(probe())
+    asyncio.run(probe(tmux=agent == "terminus-2"))
 
 
 @dataclass(frozen=True)
 class Backend:
     """Where sandboxes run. `environment`: fields of Harbor's configuration of it.
 
-    `prepare` removes what dead runs left, and raises RecipeError where the backend can't work.
+    `prepare` removes what dead runs left, and raises RecipeError where the backend, or the agent of this name in
+    it, can't work.
     """
 
     environment: Mapping[str, Any]
-    prepare: Callable[[], None]
+    prepare: Callable[[str], None]
 
 
 BACKENDS = {"local": Backend({"import_path": "recipe.harbor.local_env:LocalEnvironment"}, _prepare_local)}
@@ -198,11 +202,15 @@ async def serve(trials: Trials, *, host: str, port: int, max_concurrent: int, ac
 
 
 def main(argv: Sequence[str], agents: Mapping[str, str] = AGENTS) -> int:
-    """`agents`: name -> import path of a Harbor BaseAgent. Returns the exit code when the start is refused."""
+    """`agents`: name -> import path of a Harbor BaseAgent; the first is the default.
+
+    Returns the exit code when the start is refused.
+    """
     parser = argparse.ArgumentParser(prog="python -m recipe.harbor.agent_server", description=__doc__)
     parser.add_argument("--tasks-dir", type=Path, required=True)
     parser.add_argument("--trials-dir", type=Path, required=True)
     parser.add_argument("--environment", choices=BACKENDS, required=True)
+    parser.add_argument("--agent", choices=agents, default=next(iter(agents)), help="the only one that runs")
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--max-concurrent", type=int, required=True)
@@ -210,12 +218,13 @@ def main(argv: Sequence[str], agents: Mapping[str, str] = AGENTS) -> int:
     parser.add_argument("--no-access-log", action="store_true")
     options = parser.parse_args(argv)
     backend = BACKENDS[options.environment]
-    trials = Trials(options.tasks_dir, options.trials_dir, backend, agents, options.agent_timeout_multiplier)
+    agent = {options.agent: agents[options.agent]}
+    trials = Trials(options.tasks_dir, options.trials_dir, backend, agent, options.agent_timeout_multiplier)
     _log_to_stderr()
     _allow_many_files()
     try:
-        backend.prepare()
-        _preload(agents)
+        backend.prepare(options.agent)
+        _preload(options.agent, agents[options.agent])
     except RecipeError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -249,13 +258,12 @@ def _allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _preload(agents: Mapping[str, str]) -> None:
-    """Imports the agents now: it takes seconds, in which a running server would answer nobody."""
-    for name, path in agents.items():
-        try:
-            importlib.import_module(path.partition(":")[0])
-        except ImportError as error:
-            raise RecipeError(f"the agent {name} can't be imported", found=error, where=path) from error
+def _preload(name: str, path: str) -> None:
+    """Imports the agent now: it takes seconds, in which a running server would answer nobody."""
+    try:
+        importlib.import_module(path.partition(":")[0])
+    except ImportError as error:
+        raise RecipeError(f"the agent {name} can't be imported", found=error, where=path) from error
 
 
 if __name__ == "__main__":

@@ -39,6 +39,8 @@ ETC_OURS = {
     "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
     "hostname": "sandbox\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    # Of login shells, as in a Debian image: bash's own default names its version.
+    "profile": r"PS1='\u@\h:\w\$ '" + "\n",
 }
 
 

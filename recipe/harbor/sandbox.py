@@ -40,6 +40,7 @@ KILLALL_SECONDS = 10.0
 OUTPUT_BYTES = 4 << 20  # kept of each stream; the rest is read and dropped
 BACKGROUND_OUTPUTS = 32  # streams of background jobs that are still read; the oldest further one is closed
 OPEN_FILES = 4096
+OPEN_TERMINAL = "tmux new-session -d && tmux has-session"
 EXECD = Path(__file__).with_name("execd.py")
 
 
@@ -262,11 +263,23 @@ def _memory(content: bytes) -> int:
     return descriptor
 
 
-async def probe(root: Path | None = None) -> None:
-    """Starts and stops one sandbox. Raises BadInputError where this machine can't run any."""
+async def probe(root: Path | None = None, *, tmux: bool = False) -> None:
+    """Starts and stops one sandbox; with `tmux`, opens a terminal in it.
+
+    Raises BadInputError where this machine can't.
+    """
     sandbox = Sandbox(root=root)
     try:
         await sandbox.start()
+        terminal = await sandbox.run(["/bin/sh", "-c", OPEN_TERMINAL]) if tmux else None
     except SandboxError as error:
         raise BadInputError(error.problem, **error.facts) from error
-    await sandbox.stop()
+    finally:
+        await sandbox.stop()
+    if terminal is not None and terminal.code:
+        raise BadInputError(
+            "no terminal can be opened in a sandbox",
+            expected="tmux below /usr, which the sandboxes share with this machine",
+            found=terminal.stderr.decode(errors="replace").strip() or f"exit code {terminal.code}",
+            run="apt-get install tmux",
+        )

@@ -1,4 +1,7 @@
-"""Checks tasks in the local sandbox: the reference solution must score 1, doing nothing must score 0."""
+"""Checks tasks in the local sandbox: the reference solution must score 1, doing nothing must score 0.
+
+For the agent terminus-2 it also opens a terminal in one.
+"""
 
 from __future__ import annotations
 
@@ -67,9 +70,13 @@ class Interruption:
 
 
 def check_tasks(
-    tasks_dir: Path, names: Sequence[str] = (), interruption: Interruption | None = None
+    tasks_dir: Path,
+    names: Sequence[str] = (),
+    interruption: Interruption | None = None,
+    *,
+    tmux: bool = False,
 ) -> list[TaskCheck]:
-    """One check per task, in the order of `names` (none: every task of the folder).
+    """One check per task, in the order of `names` (none: every task of the folder); `tmux`: see `probe`.
 
     Raises BadInputError for an unknown task and for a machine that can't run a sandbox, CancelledError when
     interrupted. Nothing is left of the trials then.
@@ -85,15 +92,20 @@ def check_tasks(
         )
     # Removed after the event loop's end: until then, something of a trial may still write to it.
     with tempfile.TemporaryDirectory(prefix="inkling-grpo-selfcheck-") as trials_dir:
-        return asyncio.run(_check(tasks_dir, names or present, Path(trials_dir), interruption))
+        return asyncio.run(_check(tasks_dir, names or present, Path(trials_dir), interruption, tmux=tmux))
 
 
 async def _check(
-    tasks_dir: Path, names: Sequence[str], trials_dir: Path, interruption: Interruption | None
+    tasks_dir: Path,
+    names: Sequence[str],
+    trials_dir: Path,
+    interruption: Interruption | None,
+    *,
+    tmux: bool,
 ) -> list[TaskCheck]:
     if interruption is not None:
         interruption.watch()
-    await probe()
+    await probe(tmux=tmux)
     slots = asyncio.Semaphore(AT_ONCE)
 
     async def check(name: str) -> TaskCheck:
@@ -120,6 +132,7 @@ async def _check(
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipe.harbor.selfcheck", description=__doc__)
     parser.add_argument("--tasks-dir", type=Path, required=True)
+    parser.add_argument("--agent", choices=("camel", "terminus-2"), default="camel")
     parser.add_argument("--json", action="store_true", help="one JSON list instead of lines")
     parser.add_argument("names", nargs="*", help="tasks; none: all")
     options = parser.parse_args(argv)
@@ -127,7 +140,9 @@ def main(argv: Sequence[str]) -> int:
     for number in SIGNALS:
         signal.signal(number, interruption)
     try:
-        checks = check_tasks(options.tasks_dir, options.names, interruption)
+        checks = check_tasks(
+            options.tasks_dir, options.names, interruption, tmux=options.agent == "terminus-2"
+        )
     except asyncio.CancelledError:
         return InterruptedRunError.exit_code
     except RecipeError as error:

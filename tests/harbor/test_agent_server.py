@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from proofs import exists, left_in, processes_of, wait_until
+from scripted_model import reply, serve
 
 from recipe.errors import BadInputError
+from recipe.harbor import agent_server, sandbox
 from recipe.harbor import server as launcher
 from recipe.harbor.server import AgentServer, start_agent_server
 from recipe.process import LOOPBACK, ProcessGroup, free_port
@@ -34,7 +38,9 @@ class Client:
 
     def run(self, session: str = "1", *, instance: str = "x", **options: Any) -> Future[dict[str, Any]]:
         keys = {
-            key: options.pop(key) for key in ("instance_id", "trial_name", "agent_name") if key in options
+            key: options.pop(key)
+            for key in ("instance_id", "base_url", "trial_name", "agent_name")
+            if key in options
         }
         body = {
             "instance_id": "task",
@@ -263,6 +269,66 @@ def test_a_start_that_cannot_work_is_refused(task: Path) -> None:
         start_agent_server(**options | {"env": dict(os.environ) | {"TMPDIR": str(closed)}})
     assert "not safely ours" in refused.value.facts["found"]
     assert "Traceback" not in refused.value.facts["found"]
+
+
+def test_a_server_for_terminus_2_runs_only_that_and_flushes_it_in_mid_turn(
+    client: Client, task: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # this one is not scripted
+    command = '{"analysis": "", "plan": "", "commands": [{"keystrokes": "sleep 777700\\n", "duration": 60}]}'
+    argv = [sys.executable, "-m", "recipe.harbor.agent_server", "--agent", "terminus-2"]
+    options = {"tasks-dir": task.parent, "trials-dir": task.parent.parent / "trials", "environment": "local"}
+    options |= {"host": LOOPBACK, "port": free_port(), "max-concurrent": 2}
+    argv += [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    env = environment(client.scratch.parent) | launcher.SET
+    process = ProcessGroup.start("server", argv, log=task.parent.parent / "server.log", env=env)
+    other = replace(client, server=AgentServer(f"http://{LOOPBACK}:{options['port']}", process))
+    try:
+        process.wait_ready(lambda: port_answers(options["port"]), seconds=60)
+        assert "only terminus-2" in other.run(agent_name="camel").result()["error"]
+        with serve(reply(content=command)) as script:
+            run = other.run(base_url=script.url, agent_name="terminus-2", interleaved_thinking=True)
+            wait_until(lambda: processes_of("sleep 777700"))
+            assert other.post("/flush", {"session_server_instance_id": "x"}) == {"cancelled": 1}
+            assert run.result()["exit_status"] == "Flushed"
+        assert not processes_of("sleep 777700")
+        assert not left_in(client.scratch)
+    finally:
+        process.stop()
+
+
+def port_answers(port: int) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"http://{LOOPBACK}:{port}/health", trust_env=False).is_success
+    return False
+
+
+LOADED = """
+import asyncio, sys
+from recipe.harbor import agent_server
+agent_server.serve = lambda *_, **__: asyncio.sleep(0)
+agent_server.main(sys.argv[1:])
+print([name for name in ("camel", "litellm") if name in sys.modules])
+"""
+
+
+@pytest.mark.parametrize(("agent", "loaded"), [("camel", "['camel']"), ("terminus-2", "['litellm']")])
+def test_a_server_imports_its_own_agent_only(tmp_path: Path, agent: str, loaded: str) -> None:
+    argv = [sys.executable, "-c", LOADED, "--tasks-dir", ".", "--trials-dir", ".", "--environment", "local"]
+    argv += ["--host", LOOPBACK, "--port", "1", "--max-concurrent", "1", "--agent", agent]
+    ran = subprocess.run(argv, capture_output=True, text=True, check=True, env=os.environ)
+    assert ran.stdout.strip() == loaded
+    assert not ran.stderr
+
+
+def test_a_server_for_terminus_2_is_refused_without_tmux(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sandbox.ENVIRONMENT, "PATH", "/bin-without-tmux")
+    argv = ["--tasks-dir", str(tmp_path), "--trials-dir", str(tmp_path), "--environment", "local"]
+    argv += ["--host", LOOPBACK, "--port", "1", "--max-concurrent", "1", "--agent", "terminus-2"]
+    assert agent_server.main(argv) == 2
+    assert "apt-get install tmux" in capsys.readouterr().err
 
 
 def test_importing_the_launchers_part_imports_neither_harbor_nor_fastapi() -> None:

@@ -18,11 +18,12 @@ from harbor.models.agent.context import AgentContext
 from scripted_model import Script, Shell, call, reply, serve, shell
 
 from recipe.errors import RecipeError
-from recipe.harbor.camel_agent import SYSTEM_PROMPT, CamelAgent
+from recipe.harbor.camel_agent import SYSTEM_PROMPT, CamelAgent, CamelOptions
 from recipe.harbor.camel_library import FunctionTool
 from recipe.harbor.camel_model import VerbatimModel
-from recipe.harbor.camel_record import TrialRecord
 from recipe.harbor.camel_tools import MAX_OUTPUT
+from recipe.harbor.model_client import ModelClient
+from recipe.harbor.trial_record import TrialRecord
 
 INSTRUCTION = "Do <think>it</think>.\n"
 
@@ -118,7 +119,8 @@ def test_a_history_that_was_not_only_appended_to_is_refused(
     tmp_path: Path, later: list[dict[str, str]]
 ) -> None:
     with TrialRecord(AgentContext(), tmp_path / "t.jsonl") as record:
-        model = VerbatimModel("tiny", httpx.AsyncClient(), record, sampling={}, max_seq_len=None)
+        options = CamelOptions(api_base="http://127.0.0.1:1/v1", max_iterations=1)
+        model = VerbatimModel(ModelClient("tiny", httpx.AsyncClient(), record, options), record)
         first = {"role": "user", "content": "Do it."}
         model.append([first])
         model.append([first, {"role": "tool", "content": "x"}])

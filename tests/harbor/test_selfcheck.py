@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import pytest
 from proofs import left_in, processes_naming, processes_of, wait_until
 
 from recipe.errors import BadInputError
-from recipe.harbor import bwrap
+from recipe.harbor import bwrap, sandbox
 from recipe.harbor.selfcheck import SIGNALS, check_tasks, main
 from recipe.process import ProcessGroup
 
@@ -103,6 +104,18 @@ def test_a_machine_that_cannot_run_a_sandbox_is_a_bad_input(tasks_dir, monkeypat
     monkeypatch.setattr(bwrap, "PYTHON", "/usr/bin/no-such-python")
     assert main(["--tasks-dir", str(tasks_dir)]) == 2
     assert capsys.readouterr().err.startswith("a sandbox could not be started")
+
+
+def test_a_machine_without_tmux_is_refused_for_terminus_2_only(make_task, monkeypatch, capsys) -> None:
+    tasks = make_task("sound", test=CHECK, solution="echo 42 > answer").parent
+    assert main(["--tasks-dir", str(tasks), "--agent", "terminus-2"]) == 0
+    monkeypatch.setitem(sandbox.ENVIRONMENT, "PATH", "/bin-without-tmux")
+    capsys.readouterr()
+    assert main(["--tasks-dir", str(tasks), "--agent", "terminus-2"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("no terminal can be opened in a sandbox")
+    assert "apt-get install tmux" in said
+    asyncio.run(sandbox.probe())
 
 
 def test_an_unknown_task_and_an_empty_folder_are_refused(tasks_dir, tmp_path, capsys) -> None:
