@@ -39,6 +39,7 @@ def run(*, quick: bool) -> Findings:
         server = start_agent_server(
             tasks_dir=Path(recipe.__file__).parent / "tasks" / "smoke",
             trials_dir=Path(folder) / "trials",
+            agent="camel",
             backend="local",
             host=LOOPBACK,
             port=0,

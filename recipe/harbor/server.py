@@ -87,6 +87,7 @@ def start_agent_server(
     *,
     tasks_dir: Path,
     trials_dir: Path,
+    agent: str,
     backend: str,
     host: str,
     port: int,
@@ -127,7 +128,8 @@ def start_agent_server(
         "--agent-timeout-multiplier": agent_timeout_multiplier,
     }
     pinned = harbor_python is not None
-    program = [harbor_python, "-m", "harbor.agent_server"] if pinned else OUR_SERVER
+    # Ours imports one agent only; which one the pinned server runs is said with each trial.
+    program = [harbor_python, "-m", "harbor.agent_server"] if pinned else [*OUR_SERVER, "--agent", agent]
     passed_on = (*PASSED_ON, *PASSED_ON_TO_HARBOR) if pinned else PASSED_ON
     arguments = [word for pair in options.items() for word in pair]
     url = f"http://{LOOPBACK if host == '0.0.0.0' else host}:{port}"  # noqa: S104

@@ -68,6 +68,7 @@ def start_server(run: Run) -> AgentServer:
     server = start_agent_server(
         tasks_dir=settings.tasks_dir,
         trials_dir=run.folder.trials,
+        agent=settings.agent,
         backend=settings.sandbox_backend,
         host=settings.agent_server_host,
         port=settings.agent_server_port,

@@ -38,6 +38,7 @@ def _start_agent_server(run: Run) -> AgentServer:
     return start_agent_server(
         tasks_dir=settings.tasks_dir,
         trials_dir=run.folder.trials,
+        agent=settings.agent,
         backend=settings.sandbox_backend,
         host=settings.agent_server_host,
         port=settings.agent_server_port,
@@ -51,6 +52,7 @@ def _start_agent_server(run: Run) -> AgentServer:
 
 
 def _start_self_check(run: Run) -> ProcessGroup:
-    argv = [sys.executable, "-m", "recipe.harbor.selfcheck", "--tasks-dir", str(run.settings.tasks_dir)]
+    argv = [sys.executable, "-m", "recipe.harbor.selfcheck", "--agent", run.settings.agent]
+    argv += ["--tasks-dir", str(run.settings.tasks_dir)]
     log = run.folder.path / "logs" / "self_check.log"
     return ProcessGroup.start("the check of sandbox and tasks", argv, log=log, env=child_environment(**SET))

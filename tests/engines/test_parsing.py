@@ -1,4 +1,4 @@
-"""Sampled ids to the agent's view: every row of production's behaviour; the vendor's parser as second opinion."""
+"""Both parsers on streams beyond the table of test_reply_matrix.py; the renderer's parser as second opinion."""
 
 from __future__ import annotations
 
@@ -7,133 +7,27 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from inkling_text import TOKENIZER, ids_of, ordinary
+from inkling_text import TOKENIZER, ids_of
 from tml_renderers import chat, v0
 
-from recipe.engines.local.parsing import ParsedCall, ParsedReply, parse_reply
+from recipe.engines.local.parsing import parse_reply
+from recipe.engines.local.rendering import reply_ids
+from recipe.engines.local.reply_rules import MARKER, parse_as_text
 
-MM, END, STOP = "<|message_model|>", "<|end_message|>", "<|content_model_end_sampling|>"
-THINK, TEXT, JSON, TOOL_TEXT = (
-    f"<|content_{kind}|>" for kind in ("thinking", "text", "invoke_tool_json", "invoke_tool_text")
-)
-CALL = f'f{JSON}{{"name":"f","args":{{"a":1}}}}{END}'
-F = ParsedCall("f", '{"a":1}')
+END, STOP = "<|end_message|>", "<|content_model_end_sampling|>"
+TEXT, JSON = "<|content_text|>", "<|content_invoke_tool_json|>"
 
 
-def parsed(content="", reasoning=None, calls=(), error=None) -> ParsedReply:
-    return ParsedReply(content, reasoning, tuple(calls), error)
-
-
-ACCEPTED = {
-    "text": (f"{TEXT}hi{END}{STOP}", parsed("hi")),
-    "interleaved": (
-        f"{THINK}a{END}{MM}{TEXT}b{END}{MM}{THINK}c{END}{MM}{TEXT}d{END}{MM}{CALL}{STOP}",
-        parsed("bd", "ac", [F]),
-    ),
-    "two calls": (f"{CALL}{MM}{CALL}{STOP}", parsed(calls=[F, F])),
-    "no name in the header": (f'{JSON}{{"name":"f","args":{{"a":1}}}}{END}{STOP}', parsed(calls=[F])),
-    "another name in the header": (f"g{CALL[1:]}{STOP}", parsed(calls=[F])),
-    "the same argument twice": (
-        f'f{JSON}{{"name":"f","args":{{"a":0,"a":1}}}}{END}{STOP}',
-        parsed(calls=[F]),
-    ),
-    "spaces in the JSON": (f'f{JSON} {{ "args" : {{"a" : 1}}, "name": "f" }} {END}{STOP}', parsed(calls=[F])),
-    "an extra key": (f'f{JSON}{{"name":"f","args":{{"a":1}},"id":3}}{END}{STOP}', parsed(calls=[F])),
-    "nothing but the end": (STOP, parsed()),
-    "an opener before the end": (f"{MM}{STOP}", parsed()),
-    "two openers": (f"{MM}{MM}{TEXT}hi{END}{STOP}", parsed("hi")),
-    "an empty text": (f"{TEXT}{END}{STOP}", parsed("")),
-    "an empty thought": (f"{THINK}{END}{STOP}", parsed("", "")),
-}
-REFUSED = {
-    "broken JSON": (f"{THINK}t{END}{MM}f{JSON}{{{END}{STOP}", parsed("", "t", error="malformed_tool_json")),
-    "JSON that is no object": (f"f{JSON}[]{END}{STOP}", parsed(error="tool_payload_not_object")),
-    "no args": (f'f{JSON}{{"name":"f"}}{END}{STOP}', parsed(error="invalid_tool_payload_shape")),
-    "args that are no object": (
-        f'f{JSON}{{"name":"f","args":[]}}{END}{STOP}',
-        parsed(error="invalid_tool_payload_shape"),
-    ),
-    "one of two calls bad": (f"{CALL}{MM}f{JSON}x{END}{STOP}", parsed(error="malformed_tool_json")),
-    "the first of two errors": (
-        f"f{JSON}x{END}{MM}to{TEXT}b{END}{STOP}",
-        parsed("b", error="malformed_tool_json"),
-    ),
-    "a lone surrogate": (
-        f'f{JSON}{{"name":"f","args":{{"a":"\\ud800"}}}}{END}{STOP}',
-        parsed(error="malformed_tool_json"),
-    ),
-    "endless nesting": (f"f{JSON}{'[' * 100_000}{END}{STOP}", parsed(error="malformed_tool_json")),
-    "a call, then no end": (CALL, parsed(error="missing_end_sampling")),
-    "a call, then an open text": (f"{CALL}{MM}{TEXT}x", parsed(error="unterminated_content_block")),
-    "a call, then an open header": (f"{CALL}{MM}f", parsed(error="unterminated_message_header")),
-    "a call, then an opener": (f"{CALL}{MM}", parsed(error="missing_end_sampling")),
-    "cut in a thought": (f"{THINK}x", parsed(error="unterminated_content_block")),
-    "cut in a text": (f"{TEXT}x", parsed(error="unterminated_content_block")),
-    "cut in JSON": (f'f{JSON}{{"na', parsed(error="unterminated_content_block")),
-    "a thought, then a cut text": (
-        f"{THINK}t{END}{MM}{TEXT}x",
-        parsed("", "t", error="unterminated_content_block"),
-    ),
-    "a call as text": (f"{TOOL_TEXT}ls{END}{STOP}", parsed(error="unsupported_text_tool_call")),
-    "a text with a recipient": (f"to{TEXT}x{END}{STOP}", parsed("x", error="unexpected_text_recipient")),
-    "a thought with a recipient": (
-        f"to{THINK}x{END}{STOP}",
-        parsed("", "x", error="unexpected_thinking_recipient"),
-    ),
-    "a content token inside a text": (
-        f"{TEXT}x{THINK}y{END}{STOP}",
-        parsed(error="control_token_inside_open_block"),
-    ),
-    "endoftext inside a text": (
-        f"{TEXT}x<|endoftext|>y{END}{STOP}",
-        parsed(error="control_token_inside_open_block"),
-    ),
-    "the end inside a text": (f"{TEXT}x{STOP}", parsed(error="control_token_inside_open_block")),
-    "tokens after the end": (f"{TEXT}x{END}{STOP}{MM}", parsed("x", error="tokens_after_end_sampling")),
-    "a user's block": (
-        f"{TEXT}x{END}{MM}<|message_user|>{TEXT}y{END}{STOP}",
-        parsed("x", error="unexpected_control_token_in_header"),
-    ),
-    "a system block": (f"<|message_system|>{TEXT}", parsed(error="unexpected_control_token_in_header")),
-    "a tool error": (
-        f"<|content_tool_error|>x{END}{STOP}",
-        parsed(error="unexpected_control_token_in_header"),
-    ),
-    "the end inside a header": (f"f{STOP}", parsed(error="unexpected_control_token_in_header")),
-    "an end without a block": (f"{END}{STOP}", parsed(error="unexpected_control_token_in_header")),
-    "no tokens": ("", parsed(error="missing_end_sampling")),
-    "words without a block": ("hello world", parsed(error="unterminated_message_header")),
-    "words between blocks": (
-        f"{TEXT}x{END}hello{MM}{TEXT}y{END}{STOP}",
-        parsed("x", error="missing_message_model_boundary"),
-    ),
-}
-
-
-@pytest.mark.parametrize(("stream", "expected"), ACCEPTED.values(), ids=ACCEPTED)
-def test_what_production_accepts_is_accepted(stream, expected):
-    assert parse_reply(ids_of(stream)) == expected
-
-
-@pytest.mark.parametrize(("stream", "expected"), REFUSED.values(), ids=REFUSED)
-def test_what_production_refuses_has_no_calls_and_keeps_its_complete_blocks(stream, expected):
-    assert parse_reply(ids_of(stream)) == expected
-
-
-def test_invalid_utf8_becomes_the_replacement_character():
-    ids = [*ids_of(TEXT), 172, *ids_of(f"{END}{STOP}")]  # 172 is a byte that begins no character
-    assert parse_reply(ids) == parsed("\ufffd")
+def test_endlessly_nested_json_is_malformed():
+    assert parse_reply(ids_of(f"f{JSON}{'[' * 100_000}{END}{STOP}")).error == "malformed_tool_json"
 
 
 @pytest.mark.parametrize("token", [200058, 201023, 10**9, -1])
 @pytest.mark.parametrize("before", ["", TEXT, f"{TEXT}x", "f"])
 def test_an_id_without_a_text_is_an_error_and_not_a_crash(token, before):
-    assert parse_reply([*ids_of(before), token, *ids_of(f"{END}{STOP}")]).error == "undecodable_token"
-
-
-def test_marker_like_text_is_text():
-    ids = [*ids_of(TEXT), *ordinary(f"{END}{STOP}"), *ids_of(f"{END}{STOP}")]
-    assert parse_reply(ids) == parsed(f"{END}{STOP}")
+    sampled = [*ids_of(before), token, *ids_of(f"{END}{STOP}")]
+    assert parse_reply(sampled).error == "undecodable_token"
+    assert parse_as_text(sampled).error == "unframed_reply"
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
@@ -165,6 +59,17 @@ def test_the_vendors_parser_agrees_on_what_it_renders_itself(blocks):
         for block in theirs
         if isinstance(block, chat.InvokeTool)
     ]
+    assert reply_ids(ours.blocks) == ids
+
+
+@settings(max_examples=100, deadline=None)
+@given(BLOCKS)
+def test_both_parsers_agree_on_text_and_thinking_that_spells_no_marker(blocks):
+    blocks = [(kind, MARKER.sub("", said)) for kind, said in blocks if kind != "call"]
+    ids = _render(blocks)[1:]
+    by_ids, by_text = parse_reply(ids), parse_as_text(ids)
+    assert (by_text.content, by_text.reasoning_content) == (by_ids.content, by_ids.reasoning_content or None)
+    assert by_text.blocks == (by_ids.blocks or None)
 
 
 @settings(max_examples=200, deadline=None)
@@ -175,9 +80,10 @@ def test_the_vendors_parser_agrees_on_what_it_renders_itself(blocks):
         max_size=12,
     )
 )
-def test_no_token_stream_breaks_the_parser(ids):
+def test_no_token_stream_breaks_a_parser(ids):
     reply = parse_reply(ids)
     assert reply.error is None or reply.tool_calls == ()
+    assert (parse_as_text(ids).blocks is None) == (parse_as_text(ids).error is not None)
 
 
 def _vendor_parser() -> v0.Parser:

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from inkling_text import TOKENIZER, ids_of, ordinary
 from tml_renderers import chat, v0
 
-from recipe.engines.local.rendering import UnrenderableMessageError, first_prompt, increment
+from recipe.engines.local.rendering import (
+    Block,
+    UnrenderableMessageError,
+    first_prompt,
+    increment,
+    reply_ids,
+)
 
 EFFORT = "<|message_system|><|content_text|>Thinking effort level: 0.9<|end_message|>"
 TOOLS = [
@@ -132,6 +138,15 @@ def test_an_increment_names_the_tool_of_each_result():
         "<|message_tool|>shell_exec<|content_text|>one<|end_message|>"
         "<|message_tool|>own<|content_text|>two<|end_message|>"
         "<|message_user|><|content_text|>go on<|end_message|><|message_model|>"
+    )
+
+
+def test_a_replys_blocks_are_rendered_in_their_order_with_a_calls_json_as_it_was_sampled():
+    blocks = [Block("text", "a"), Block("thinking", "b"), Block("tool_json", '{ "args":{}, "name":"f"}', "g")]
+    assert reply_ids(blocks) == ids_of(
+        "<|message_model|><|content_text|>a<|end_message|><|message_model|><|content_thinking|>b<|end_message|>"
+        '<|message_model|>g<|content_invoke_tool_json|>{ "args":{}, "name":"f"}<|end_message|>'
+        "<|content_model_end_sampling|>"
     )
 
 

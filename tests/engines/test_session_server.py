@@ -9,15 +9,14 @@ import socket
 
 import httpx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from inkling_text import TOKENIZER, ids_of, ordinary
 from scripted_engine import CALL, DONE, STOP, Client, ScriptedEngine, reply, served, tool, user
 
-from recipe.engines.local.conversation import ChatRequest
+from recipe.engines.local.conversation import rerendered
 from recipe.engines.local.rendering import first_prompt, increment
 from recipe.engines.local.session_server import SessionServer
 from recipe.engines.local.sessions import SessionLimitError, SessionNotFoundError, SessionStore
+from recipe.engines.local.vocabulary import STOP_ID
 from recipe.errors import BadInputError
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -462,35 +461,123 @@ def test_a_busy_port_is_named():
     asyncio.run(scenario())
 
 
-TEXTS = st.text(max_size=30).map(lambda text: text.encode(errors="replace").decode())
-MARKERS = st.sampled_from(
-    ["<|end_message|>", "<|message_model|>", "<|content_text|>", "<think>", '{"a":', "\\ud800"]
-)
-OUTPUTS = st.lists(TEXTS | MARKERS, max_size=3).map("".join)
-SAMPLED = st.lists(st.integers(0, 201023) | st.integers(199998, 200060), max_size=8) | st.sampled_from(
-    [ids_of(text) for text in (CALL, THINK + CALL, DONE, CALL.removesuffix(STOP))]
-)
-NEW = st.lists(st.tuples(st.sampled_from(["tool", "user", "system"]), OUTPUTS), min_size=1, max_size=3)
+FRAMED = f"{THINK}<|content_text|>Look.<|end_message|><|message_model|><|content_thinking|>Ah.{STOP}"
+NATIVE = f"<|content_text|>Look.<|end_message|><|message_model|>{CALL}"
 
 
-@settings(max_examples=60, deadline=None)
-@given(OUTPUTS, st.lists(st.tuples(SAMPLED, NEW), min_size=1, max_size=4))
-def test_no_conversation_breaks_append_only_or_changes_a_sampled_id(instruction, turns):
+def test_terminus_2s_edited_turn_is_taken_back_and_what_came_instead_is_prompt():
     async def scenario():
-        engine = ScriptedEngine([reply(sampled) for sampled, _ in turns])
-        store = SessionStore(engine, max_context=10**6)
-        session, messages = store.open(), [{"role": "user", "content": instruction}]
-        for _, appended in turns:
-            said = await store.chat(session.id, ChatRequest(json.loads(json.dumps(messages))))
-            messages.append(said.message)
-            messages += [{"role": role, "content": text, "tool_call_id": "call_0"} for role, text in appended]
-        sample = store.collect(session.id, 10**6)
-        await store.close(session.id)
-        spoken = [request.ids + sampled for request, (sampled, _) in zip(engine.requests, turns, strict=True)]
-        for before, after in zip(spoken, engine.requests[1:], strict=False):
-            assert after.ids[: len(before)] == before
-        assert sample.ids == spoken[-1]
+        engine = ScriptedEngine([reply(FRAMED), reply(NATIVE), reply(DONE)])
+        async with served(engine, agent="terminus-2") as (server, http):
+            session = server.store.open()
+            client = Client(http, session.base_url)
+            await client.say(user("go"))
+            second = await client.say(user("one"))
+            assert second["choices"][0]["message"] == {
+                "role": "assistant",
+                "content": f"Look.<|message_model|>{CALL.removesuffix('<|content_model_end_sampling|>')}",
+                "reasoning_content": None,
+                "tool_calls": None,
+            }
+            edited = {"role": "assistant", "content": "Look."}  # a client that drops the native call
+            client.messages[-1] = edited
+            await client.say(user("two"))
+            sample = server.store.collect(session.id, 10_000)
+        first, _, third = engine.requests
+        assert third.ids == first.ids + ids_of(FRAMED) + increment([user("one"), edited, user("two")], {})
+        assert sample.ids == third.ids + ids_of(DONE)
         trained = [token for token, on in zip(sample.ids, sample.loss_mask, strict=True) if on]
-        assert trained == [token for sampled, _ in turns for token in sampled]
+        assert trained == ids_of(FRAMED) + ids_of(DONE)
+        assert (sample.turns, sample.regenerated, sample.refused) == (2, 1, 0)
+        assert rerendered(session.conversation) == sample.ids
+
+    asyncio.run(scenario())
+
+
+def test_terminus_2s_first_turn_is_taken_back_whole_and_rendered_from_scratch():
+    async def scenario():
+        engine = ScriptedEngine([reply(FRAMED), reply(DONE)])
+        async with served(engine, agent="terminus-2") as (server, http):
+            session = server.store.open()
+            client = Client(http, session.base_url)
+            await client.say(user("go"))
+            client.messages = [user("something else")]
+            await client.say()
+            sample = server.store.collect(session.id, 10_000)
+        assert sample.ids == first_prompt([user("something else")]) + ids_of(DONE)
+        assert (sample.turns, sample.regenerated) == (1, 1)
+
+    asyncio.run(scenario())
+
+
+def test_terminus_2s_history_edited_two_turns_back_is_refused_and_leaves_the_session_as_it_was():
+    async def scenario():
+        engine = ScriptedEngine([reply(FRAMED), reply(FRAMED), reply(DONE)])
+        async with served(engine, agent="terminus-2") as (server, http):
+            session = server.store.open()
+            client = Client(http, session.base_url)
+            await client.say(user("go"))
+            await client.say(user("one"))
+            good = client.messages
+            client.messages = [good[0], {**good[1], "reasoning_content": None}, *good[2:], user("two")]
+            answer = await client.post()
+            assert (answer.status_code, answer.json()["error"]["type"]) == (400, "HistoryEditedError")
+            client.messages = good
+            await client.say(user("two"))
+            sample = server.store.collect(session.id, 10_000)
+        assert (sample.turns, sample.regenerated, sample.refused) == (3, 0, 1)
+
+    asyncio.run(scenario())
+
+
+def test_terminus_2_declares_no_tools():
+    async def scenario():
+        async with served(ScriptedEngine([]), agent="terminus-2") as (server, http):
+            client = Client(http, server.store.open().base_url)
+            client.messages = [user("go")]
+            assert (await client.post(tools=TOOLS)).status_code == 400
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("agent", "anew"), [("camel", [STOP_ID]), ("terminus-2", [])])
+def test_an_empty_reply_is_rendered_anew_as_each_template_does(agent, anew):
+    async def scenario():
+        async with served(ScriptedEngine([reply([STOP_ID])]), agent=agent) as (server, http):
+            session = server.store.open()
+            await Client(http, session.base_url).say(user("go"))
+        prompt = first_prompt([user("go")])
+        assert session.conversation.ids == [*prompt, STOP_ID]
+        assert rerendered(session.conversation) == prompt[:-1] + anew
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("agent", ["camel", "terminus-2"])
+def test_a_clients_own_blocks_play_no_part(agent):
+    async def scenario():
+        async with served(ScriptedEngine([reply(FRAMED), reply(DONE)]), agent=agent) as (server, http):
+            session = server.store.open()
+            client = Client(http, session.base_url)
+            await client.say(user("go"))
+            client.messages[-1]["content_blocks"] = [{"type": "text", "text": "forged"}]
+            await client.say(user("next"))
+        assert rerendered(session.conversation) == session.conversation.ids
+
+    asyncio.run(scenario())
+
+
+def test_an_effort_line_that_a_later_request_would_change_shows_in_the_rerendered_history():
+    async def scenario():
+        engine = ScriptedEngine([reply(FRAMED), reply(DONE)])
+        async with served(engine, agent="terminus-2") as (server, http):
+            session = server.store.open()
+            client = Client(http, session.base_url)
+            await client.say(user("go"), chat_template_kwargs={"reasoning_effort": "low"})
+            await client.say(user("next"), chat_template_kwargs={"reasoning_effort": "medium"})
+        low, medium = (
+            TOKENIZER.decode(ids) for ids in (session.conversation.ids, rerendered(session.conversation))
+        )
+        assert low.replace("level: 0.2", "level: 0.7") == medium != low
 
     asyncio.run(scenario())

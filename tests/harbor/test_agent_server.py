@@ -80,6 +80,7 @@ def client(task: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     server = start_agent_server(
         tasks_dir=task.parent,
         trials_dir=task.parent.parent / "trials",
+        agent="scripted",
         backend="local",
         host=LOOPBACK,
         port=0,
@@ -220,6 +221,7 @@ def test_sigkill_leaves_no_process_and_the_next_server_sweeps(client: Client) ->
     again = start_agent_server(
         tasks_dir=log.parent / "tasks",
         trials_dir=log.parent / "trials",
+        agent="scripted",
         backend="local",
         host=LOOPBACK,
         port=0,
@@ -246,6 +248,7 @@ def test_a_start_that_cannot_work_is_refused(task: Path) -> None:
     options: dict[str, Any] = {
         "tasks_dir": task.parent,
         "trials_dir": task.parent.parent / "trials",
+        "agent": "camel",
         "backend": "local",
         "host": LOOPBACK,
         "port": 0,

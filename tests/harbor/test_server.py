@@ -42,6 +42,7 @@ class Start:
         arguments = {
             "tasks_dir": self.folder / "tasks",
             "trials_dir": self.folder / "trials",
+            "agent": "camel",
             "backend": "docker",
             "host": LOOPBACK,
             "port": 0,

@@ -124,6 +124,8 @@ class Conversation:
 
     def _assistant_message(self, parsed: ParsedReply) -> Message:
         message: Message = {"role": "assistant", "content": parsed.content}
+        if self.rules.sends_null:
+            message |= {"reasoning_content": None, "tool_calls": None}
         if parsed.reasoning_content is not None:
             message["reasoning_content"] = parsed.reasoning_content
         calls = []
