@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 
 from benchmarks.measure import Findings, Row, percentile
-from recipe.engines.local.lessons import command_turn
+from recipe.engines.local.lessons import camel_turns
 from recipe.engines.local.session_server import SessionServer
 from recipe.engines.local.sessions import SessionStore
 from recipe.engines.local.types import GenerateReply, GenerateRequest
@@ -45,7 +45,7 @@ class InstantEngine:
     """Answers at once with one tool call and routes of the tiny model's shape."""
 
     def __init__(self) -> None:
-        self._ids = command_turn(COMMAND)
+        self._ids = camel_turns([COMMAND])[0]
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
         """The same turn for every request."""

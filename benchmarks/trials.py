@@ -16,7 +16,7 @@ import httpx
 
 import recipe
 from benchmarks.measure import Findings, Row
-from recipe.engines.local.lessons import ScriptedPolicy, command_turn, final_turn
+from recipe.engines.local.lessons import ScriptedPolicy, camel_turns
 from recipe.engines.local.session_server import SessionServer
 from recipe.engines.local.sessions import SessionStore
 from recipe.errors import RecipeError
@@ -95,7 +95,7 @@ class Player:
         task = next(self._tasks)
         behaviour = SMOKE_BEHAVIOURS[task]
         session = self._sessions.store.open()
-        turns = [command_turn(behaviour.right), command_turn(behaviour.check), final_turn()]
+        turns = camel_turns([behaviour.right, behaviour.check])
         self._policy.play(session.id, turns)
         start = time.perf_counter()
         answer = await self._http.post(

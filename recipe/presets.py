@@ -37,6 +37,9 @@ SMOKE: dict[str, str] = {
     "SEED": "1",
 }
 
+# Terminus-2's replies are JSON with an analysis and a plan: 60 to 110 tokens.
+OF_AGENT = {("local", "terminus-2"): {"MAX_RESPONSE_LEN": "160"}}
+
 PRESETS: dict[str, dict[str, dict[str, str]]] = {
     # By command and engine; a command's first engine is its default.
     "smoke": {
@@ -59,8 +62,8 @@ PRESETS: dict[str, dict[str, dict[str, str]]] = {
 FIXED = {"train-camel": ("engine", "agent"), "train-terminus2": ("engine", "agent")}
 
 
-def preset_of(command: str, explicit: Given) -> Given:
-    """What `command` sets, for the engine that was given. Raises BadInputError for one that it can't run."""
+def preset_of(command: str, explicit: Given, agent: str) -> Given:
+    """What `command` sets, for this agent and the engine that was given. Raises BadInputError for another engine."""
     engines = PRESETS[command]
     engine, source = explicit.get("engine", (next(iter(engines)), "default"))
     if engine not in engines:
@@ -70,7 +73,8 @@ def preset_of(command: str, explicit: Given) -> Given:
             found=engine,
             where=source,
         )
-    preset = {name.lower(): (value, f"preset {command}") for name, value in engines[engine].items()}
+    chosen = engines[engine] | OF_AGENT.get((engine, agent), {})
+    preset = {name.lower(): (value, f"preset {command}") for name, value in chosen.items()}
     for name in FIXED.get(command, ()):
         value, source = explicit.get(name, preset[name])
         if value != preset[name][0]:

@@ -52,7 +52,8 @@ def _given(command: str | None, words: Iterable[str]) -> Given:
     explicit = surrounding | written
     file, source = explicit.get("env_file", (".env", "default"))
     in_file = given.env_file(file, NAMES, required=source != "default")
-    chosen = preset_of(command, explicit) if command else {}
+    agent = (in_file | explicit).get("agent", ("camel", "default"))[0]
+    chosen = preset_of(command, explicit, agent) if command else {}
     found = in_file | chosen | explicit
     cluster = found.get("cluster_config")
     return (read_cluster_config(cluster[0]) if cluster else {}) | found

@@ -68,13 +68,6 @@ RULES = (
     ),
     # What the tiny engine can't do.
     Rule(
-        ("agent", "engine"),
-        "AGENT=camel with ENGINE=local",
-        lambda s: s.agent == "camel",
-        "the tiny model is only taught CAMEL's protocol",
-        engine="local",
-    ),
-    Rule(
         ("sandbox_backend", "engine"),
         "SANDBOX_BACKEND=local with ENGINE=local",
         lambda s: s.sandbox_backend == "local",

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from rich.markup import escape
 from rich.table import Table
 
-from recipe.presets import PRESETS
+from recipe.presets import OF_AGENT, PRESETS
 from recipe.settings import Settings
 
 DOCS = Path(__file__).resolve().parents[1]
@@ -70,6 +70,9 @@ def markdown() -> str:
             title = f"## Preset of `make {command}`, engine {engine}"
             lines += ["", title, "", "| setting | value |", "|---|---|"]
             lines += [f"| {setting} | {_portable(value)} |" for setting, value in preset.items()]
+    for (engine, agent), preset in OF_AGENT.items():
+        lines += ["", f"With the engine {engine} and the agent {agent}, each of them also sets:", ""]
+        lines += [f"- {setting}={value}" for setting, value in preset.items()]
     return "\n".join(lines) + "\n"
 
 

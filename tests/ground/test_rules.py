@@ -16,7 +16,6 @@ BROKEN = {
     "Miles drops the samples": ("train-camel", "GLOBAL_BATCH_SIZE=100"),
     "a sample holds the prompt": ("smoke", "MAX_RESPONSE_LEN=2048"),
     "one hanging trial": ("smoke", "ROLLOUT_TIMEOUT_SEC=120"),
-    "the tiny model is only taught": ("smoke", "AGENT=terminus-2"),
     "its agent server has no other": ("smoke", "SANDBOX_BACKEND=docker"),
     "its rollout is one optimizer step": ("smoke", "GLOBAL_BATCH_SIZE=16"),
     "both servers run on this machine": ("smoke", "AGENT_SERVER_PORT=9 SESSION_SERVER_PORT=9"),

@@ -98,7 +98,7 @@ class Driver:
             rows = read_prompt_data(settings.prompt_data)
             policy = RemotePolicy(self._policy)
             await self._trainer.load.remote(str(await self._initial_weights()))
-        sessions = SessionServer(SessionStore(policy, max_context=settings.max_seq_len))
+        sessions = SessionServer(SessionStore(policy, max_context=settings.max_seq_len, agent=settings.agent))
         await sessions.start(port=settings.session_server_port)
         try:
             source = PromptSource(rows, settings.n_samples_per_prompt, settings.seed)

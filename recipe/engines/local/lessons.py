@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ from recipe.tasks.smoke_behaviours import SMOKE_BEHAVIOURS, Behaviours
 SOURCES = ("harbor", "tasks", "engines/local", "plugins")
 PACKAGES = ("camel-ai", "harbor", "tml-renderers", "torch", "transformers")
 FINAL_MESSAGE = "Done."
+# How long Terminus-2 waits for a command's output; the smoke tasks' commands end within milliseconds.
+KEY_SECONDS = 0.1
 # The shares of what is taught: about 0.4 right leaves reward to be learned and every group a spread.
 RIGHT, RIGHT_CHECKED, WRONG, WRONG_CHECKED, GIVES_UP = 0.24, 0.16, 0.21, 0.12, 0.06
 
@@ -58,6 +60,7 @@ def cache_key(settings: Settings, rows: Sequence[Row]) -> str:
         "config": model.tiny_config().to_dict(),
         "seed": settings.seed,
         "turns": settings.harbor_agent_max_iterations,
+        "agent": settings.agent,
     }
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
     return digest.hexdigest()[:24]
@@ -90,7 +93,7 @@ class ScriptedPolicy:
 async def harvest(settings: Settings, rows: Sequence[Row], events: EventLog) -> list[Lesson]:
     """Plays every behaviour of every row's task in a real trial. Raises RecipeError on an unexpected reward."""
     policy = ScriptedPolicy()
-    sessions = SessionServer(SessionStore(policy, max_context=settings.max_seq_len))
+    sessions = SessionServer(SessionStore(policy, max_context=settings.max_seq_len, agent=settings.agent))
     await sessions.start(port=0)
     try:
         plays = [(row, *play) for row in rows for play in plays_of(SMOKE_BEHAVIOURS[row.label])]
@@ -131,7 +134,7 @@ async def _trial(
     expected: float,
 ) -> Lesson:
     session = sessions.store.open(stream=(settings.seed,))
-    policy.play(session.id, [*(command_turn(command) for command in commands), final_turn()])
+    policy.play(session.id, TURNS[settings.agent](commands))
     try:
         outcome = await agent.run(
             base_url=session.base_url,
@@ -153,15 +156,34 @@ async def _trial(
     return Lesson(row.label, share, trajectory.ids, trajectory.loss_mask)
 
 
-def command_turn(command: str) -> list[int]:
-    """The ids of a model turn that runs `command`."""
-    function = {"name": "shell_exec", "arguments": {"command": command}}
-    return _turn({"role": "assistant", "tool_calls": [{"id": "call", "function": function}]})
+def camel_turns(commands: Sequence[str]) -> list[list[int]]:
+    """The ids of each model turn that runs `commands` with CAMEL's tool, one by one, and ends the trial."""
+    calls = [{"name": "shell_exec", "arguments": {"command": command}} for command in commands]
+    turns = [
+        {"role": "assistant", "tool_calls": [{"id": "call", "function": function}]} for function in calls
+    ]
+    return [*map(_turn, turns), _turn({"role": "assistant", "content": FINAL_MESSAGE})]
 
 
-def final_turn() -> list[int]:
-    """The ids of a model turn that ends the trial."""
-    return _turn({"role": "assistant", "content": FINAL_MESSAGE})
+def terminus_2_turns(commands: Sequence[str]) -> list[list[int]]:
+    """The same in Terminus-2's JSON: the last command says that the task is done, and a turn more confirms it."""
+    keystrokes = [[{"keystrokes": f"{command}\n", "duration": KEY_SECONDS}] for command in commands] or [[]]
+    done = [False] * (len(keystrokes) - 1) + [True]
+    return [
+        _json_turn(keys, complete=end) for keys, end in zip([*keystrokes, []], [*done, True], strict=True)
+    ]
+
+
+TURNS: dict[str, Callable[[Sequence[str]], list[list[int]]]] = {
+    "camel": camel_turns,
+    "terminus-2": terminus_2_turns,
+}
+
+
+def _json_turn(commands: list[dict[str, Any]], *, complete: bool) -> list[int]:
+    thought, plan = ("Run it.", "Run it.") if commands else ("It is done.", "None.")
+    answer = {"analysis": thought, "plan": plan, "commands": commands, "task_complete": complete}
+    return _turn({"role": "assistant", "reasoning_content": thought, "content": json.dumps(answer)})
 
 
 def _turn(message: dict[str, Any]) -> list[int]:
