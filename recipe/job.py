@@ -43,6 +43,7 @@ def plugin_environment(settings: Settings, agent_server_url: str) -> dict[str, s
         "HARBOR_MAX_SEQ_LEN": str(settings.harbor_max_seq_len),
         "HARBOR_AGENT_CALL_TIMEOUT_SEC": str(settings.harbor_agent_call_timeout_sec),
         "MAX_DROPPED_GROUPS": str(settings.max_dropped_groups),
+        "AUDIT_MAX_STRICT": str(settings.audit_max_strict),
         "ROLLOUT_TIMEOUT_SEC": str(settings.rollout_timeout_sec),
     }
     if settings.agent == "terminus-2":

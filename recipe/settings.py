@@ -290,6 +290,14 @@ class Settings(Checkouts):
         ge=1,
     )
 
+    audit_max_strict: float = setting(
+        0.2,
+        unit="share",
+        meaning="of a rollout's trajectories that may hold tokens which nobody sampled or replayed so",
+        ge=0,
+        le=1,
+    )
+
     # Sandboxes.
     sandbox_backend: str = setting(
         "daytona",

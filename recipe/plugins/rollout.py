@@ -17,6 +17,7 @@ from miles.rollout.inference_rollout.inference_rollout_common import (  # type: 
 )
 
 from recipe.plugins import agent
+from recipe.plugins.audit import audit
 from recipe.plugins.environment import required
 from recipe.plugins.metrics import agent_metrics
 
@@ -47,7 +48,11 @@ class RolloutFn(InferenceRolloutFn):  # type: ignore[misc]
             raise RolloutTimeoutError(
                 f"rollout {input.rollout_id} took longer than {self._seconds:g} s (ROLLOUT_TIMEOUT_SEC); {errors}"
             ) from failure
-        output.metrics = (output.metrics or {}) | agent_metrics(chain.from_iterable(output.samples))
+        samples = list(chain.from_iterable(output.samples))
+        audited = audit(samples)
+        for told in filter(None, (audited.example, audited.alarm)):
+            logger.warning("token audit of rollout %s: %s", input.rollout_id, told)
+        output.metrics = (output.metrics or {}) | agent_metrics(samples) | audited.metrics
         return output
 
     async def _end_trials(self) -> None:

@@ -152,6 +152,8 @@ def _line_of(event: Event, state: State) -> str | None:
             return f"{state.line()}, loss {loss:.3f}" if often else None
         case {"kind": "rollout", "metrics": metrics, "seconds": seconds}:
             return _rollout_line(state, metrics, sum(seconds.values()))
+        case {"kind": "audit", "alarm": str() as alarm}:
+            return f"warning: {alarm}"
         case {"kind": "checkpoint", "path": path}:
             return f"checkpoint {path}"
     return None
@@ -160,5 +162,15 @@ def _line_of(event: Event, state: State) -> str | None:
 def _rollout_line(state: State, metrics: dict[str, Any], seconds: float) -> str:
     return (
         f"rollout {state.finished} of {state.rollouts} done in {seconds:.1f} s: mean reward "
-        f"{metrics['reward_mean']:.2f}, {metrics['groups_kept']} groups kept"
+        f"{metrics['reward_mean']:.2f}, {metrics['groups_kept']} groups kept{_audited(metrics)}"
     )
+
+
+def _audited(metrics: dict[str, Any]) -> str:
+    """The classes of the token audit with their numbers of trajectories."""
+    names = ("audit/strict_ratio", "audit/native_tool_block_rewarded_ratio")
+    counts = {
+        name: value for name, value in metrics.items() if name.startswith("audit/") and name not in names
+    }
+    told = ", ".join(f"{value:g} {name.removeprefix('audit/')}" for name, value in counts.items())
+    return f"; tokens: {told}" if told else ""

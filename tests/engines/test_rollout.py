@@ -52,6 +52,9 @@ class OneTokenEngine:
     async def abort_all(self) -> None:
         self.aborted += 1
 
+    def sequence(self, session_id: str) -> list[int]:
+        return []
+
     async def failure(self) -> BaseException:
         return await self._failure
 

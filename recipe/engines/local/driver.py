@@ -30,6 +30,7 @@ from recipe.engines.local.types import GenerateReply, GenerateRequest
 from recipe.errors import RecipeError
 from recipe.events import EventLog
 from recipe.plugins.agent import AgentAbortError
+from recipe.plugins.audit import StrictMismatchError, audit
 from recipe.plugins.environment import PluginSettingError
 from recipe.plugins.filters import TooManyDroppedGroupsError
 from recipe.plugins.metrics import agent_metrics
@@ -37,7 +38,14 @@ from recipe.settings import Settings
 from recipe.tasks.prompts import read_prompt_data
 
 # Errors whose text says all: plugins travel without the package, so theirs are no RecipeError.
-EXPLAINED = (RecipeError, AgentAbortError, PluginSettingError, TooManyDroppedGroupsError, FloatingPointError)
+EXPLAINED = (
+    RecipeError,
+    AgentAbortError,
+    PluginSettingError,
+    TooManyDroppedGroupsError,
+    StrictMismatchError,
+    FloatingPointError,
+)
 # Rows that are decoded together; beyond 32 a step takes as much longer as it yields more (measured).
 MAX_BATCH = 32
 
@@ -48,11 +56,18 @@ class RemotePolicy:
     def __init__(self, actor: Any) -> None:
         self._actor = actor
         self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self._sequences: dict[str, list[int]] = {}
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
-        return await self._watch(self._actor.generate.remote(request))
+        reply: GenerateReply = await self._watch(self._actor.generate.remote(request))
+        self._sequences[request.session_id] = request.ids + reply.ids
+        return reply
+
+    def sequence(self, session_id: str) -> list[int]:
+        return self._sequences.get(session_id, [])
 
     async def close_session(self, session_id: str) -> None:
+        self._sequences.pop(session_id, None)
         await self._watch(self._actor.close_session.remote(session_id))
 
     async def abort_all(self) -> None:
@@ -120,6 +135,9 @@ class Driver:
             await self._policy.load_weights.remote(self._trainer.weights.remote())
         with self._phase("generate", rollout):
             sampled = await loop.generate(rollout)
+        audited = audit(sampled.samples)
+        if audited.example or audited.alarm:
+            self._events.write("audit", rollout=rollout, example=audited.example, alarm=audited.alarm)
         if self._settings.dump_details:
             dump_rollout(self._run_dir / "dump_details" / f"rollout_{rollout:07d}.jsonl", sampled)
         with self._phase("train", rollout):
@@ -128,7 +146,7 @@ class Driver:
             with self._phase("save", rollout):
                 path = await self._trainer.save.remote(str(self._run_dir / "checkpoints"), rollout)
             self._events.write("checkpoint", rollout=rollout, path=path)
-        metrics = {**rollout_metrics(sampled), **trained}
+        metrics = {**rollout_metrics(sampled), **trained, **audited.metrics}
         trials = agent_metrics(sampled.samples)
         self._events.write("rollout", rollout=rollout, metrics=metrics, seconds=self._seconds, trials=trials)
 

@@ -33,6 +33,10 @@ class Engine(TurnEngine, Protocol):
 
     async def failure(self) -> BaseException: ...
 
+    def sequence(self, session_id: str) -> list[int]:
+        """The ids of an open session as the engine saw and sampled them."""
+        ...
+
 
 @dataclass
 class Rollout:
@@ -148,6 +152,7 @@ class RolloutLoop:
                 metadata=metadata,
             )
             sample.take(self._sessions.store.collect(session.id, self._settings.max_seq_len))
+            sample.metadata["accumulated_token_ids"] = self._engine.sequence(session.id)
         finally:
             await self._sessions.store.close(session.id)
         sample.metadata.update(outcome or {})

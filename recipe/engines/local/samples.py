@@ -56,6 +56,7 @@ class Sample:
         self.rollout_routed_experts = trajectory.routes
         self.turns = trajectory.turns
         self.parse_errors = trajectory.parse_errors
+        self.metadata["tito_session_mismatch"] = trajectory.mismatches
 
 
 class PromptSource:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from recipe.engines.local.audit import mismatches
 from recipe.engines.local.conversation import Conversation, Turn
 from recipe.engines.local.types import Status, Trajectory
 
@@ -35,6 +36,7 @@ def assemble(conversation: Conversation, max_seq_len: int) -> Trajectory | None:
         parse_errors=[turn.parse_error for turn in kept if turn.parse_error],
         refused=conversation.refused,
         regenerated=conversation.regenerated,
+        mismatches=mismatches(conversation),
     )
 
 

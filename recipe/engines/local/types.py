@@ -57,4 +57,7 @@ class Trajectory:
     turns: int  # turns inside ids
     parse_errors: list[str]  # one per malformed turn inside ids
     refused: int  # requests refused because they edited the history
-    regenerated: int  # turns sampled again because the client repeated its request
+    regenerated: int  # turns taken back, which are not trained
+    mismatches: list[
+        dict[str, str]
+    ]  # where a history rendered anew differs, as in Miles' tito_session_mismatch

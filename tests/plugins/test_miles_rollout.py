@@ -13,6 +13,7 @@ import pytest
 from small_agent_server import AgentServer, answering, serving
 
 from recipe.plugins import agent
+from recipe.plugins.audit import StrictMismatchError
 from recipe.plugins.environment import PluginSettingError
 
 COMMON = "miles.rollout.inference_rollout.inference_rollout_common"
@@ -39,6 +40,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(parts[end - 1]))
     sys.modules[COMMON].InferenceRolloutFn = InferenceRolloutFn
     monkeypatch.setenv("ROLLOUT_TIMEOUT_SEC", "10")
+    monkeypatch.setenv("AUDIT_MAX_STRICT", "0.2")
     yield importlib.import_module("recipe.plugins.rollout")
     del sys.modules["recipe.plugins.rollout"]
 
@@ -67,7 +69,8 @@ def flushed(server: AgentServer) -> list[str]:
 @pytest.mark.parametrize("metrics", [None, {"rollout/dynamic_filter/drop_flushed": 2}])
 def test_our_metrics_stand_beside_those_of_miles(module, server, metrics):
     def sample(turns: int) -> SimpleNamespace:
-        return SimpleNamespace(metadata={"exit_status": "Submitted", "agent_metrics": {"turns": turns}})
+        metadata = {"exit_status": "Submitted", "agent_metrics": {"turns": turns}}
+        return SimpleNamespace(metadata=metadata | {"tito_session_mismatch": []}, tokens=[1], loss_mask=[1])
 
     async def generate() -> SimpleNamespace:
         return SimpleNamespace(samples=[[sample(1), sample(2)], [sample(6)]], metrics=metrics)
@@ -79,8 +82,20 @@ def test_our_metrics_stand_beside_those_of_miles(module, server, metrics):
         "agent/turns_sum": 9.0,
         "agent/turns_max": 6.0,
         "agent/turns_min": 1.0,
+        "audit/exact": 3.0,
+        "audit/strict_ratio": 0.0,
     }
     assert flushed(server) == []
+
+
+def test_a_rollout_whose_tokens_nobody_sampled_ends_the_job_and_its_trials(module, server):
+    async def generate() -> SimpleNamespace:
+        metadata = {"tito_session_mismatch": [], "accumulated_token_ids": [1, 2]}
+        sample = SimpleNamespace(metadata=metadata, tokens=[1, 3], loss_mask=[1])
+        return SimpleNamespace(samples=[[sample]], metrics=None)
+
+    with pytest.raises(StrictMismatchError, match="wrong_ids"):
+        call(rollout_function(module, generate))
 
 
 def test_a_rollout_past_its_deadline_ends_with_its_trials_and_names_the_setting(module, server, monkeypatch):

@@ -1,0 +1,132 @@
+"""The token audit: how the ids that are trained compare with the engine's, and with a history rendered anew.
+
+Both engines leave in a sample's metadata `accumulated_token_ids`, the engine's own, and `tito_session_mismatch`,
+the differences from a re-rendering, in Miles' words (miles/utils/chat_template_utils/token_seq_comparator.py at
+80a25cb). Classes of a trajectory, the first that applies:
+
+wrong_ids            trained ids are not the engine's
+native_tool_block    Terminus-2's reply holds a tool call of Inkling's own form, which the habit of JSON forbids
+special_token_count  a block, such as a tool call, is in one history and not in the other
+special_token_type   a block has moved, or has another kind
+changed_effort       the line with the thinking effort is another one
+non_assistant_text   a message of the client reads otherwise
+benign               only the spelling of a reply differs: it was sampled in other pieces than the template writes
+exact                no difference
+unjudged             the engine has left nothing to compare
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from recipe.plugins.environment import optional, required
+from recipe.plugins.reward import verifier_reward
+
+STRICT = (
+    *("wrong_ids", "native_tool_block", "special_token_count", "special_token_type"),
+    *("changed_effort", "non_assistant_text"),
+)
+CLASSES = (*STRICT, "benign", "exact", "unjudged")
+# The ids that open a tool call in Inkling's vocabulary: as JSON, and as text.
+NATIVE_TOOL_BLOCK = frozenset({200049, 200057})
+EFFORT_LINE = "Thinking effort level"
+# More than a stray one: twice the share of the first rollout, and a tenth of the rewarded trajectories.
+GROWTH, LEAST_RATIO = 2.0, 0.1
+
+
+class StrictMismatchError(Exception):
+    """More trajectories than AUDIT_MAX_STRICT allows are not what the engine sampled or the agent replayed."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """`metrics`: audit/<class> (trajectories), audit/strict_ratio, audit/native_tool_block_rewarded_ratio."""
+
+    metrics: dict[str, float]
+    example: str | None  # of a benign or strict difference, decoded
+    alarm: str | None = None
+
+
+# The share of native tool blocks among the rewarded trajectories of this process's first rollout.
+_first_native: list[float] = []
+
+
+def audit(samples: Iterable[Any]) -> Audit:
+    """Classifies every trajectory of a rollout. Raises StrictMismatchError, with an example."""
+    samples = list(samples)
+    classes = [trajectory_class(sample) for sample in samples]
+    counts = Counter(classes)
+    strict = sum(counts[name] for name in STRICT) / max(1, len(samples))
+    rewarded = [one for one, sample in zip(classes, samples, strict=True) if verifier_reward(sample)]
+    metrics = {f"audit/{name}": float(counts[name]) for name in CLASSES if counts[name]}
+    metrics["audit/strict_ratio"] = strict
+    alarm = None
+    if optional("HARBOR_AGENT_NAME") == "terminus-2":
+        native = rewarded.count("native_tool_block") / max(1, len(rewarded))
+        metrics["audit/native_tool_block_rewarded_ratio"] = native
+        _first_native[:] = _first_native or [native]
+        if grown(_first_native[0], native):
+            alarm = (
+                f"native tool blocks are becoming a habit: {native:.0%} of the rewarded trajectories have one, "
+                f"{_first_native[0]:.0%} in the first rollout"
+            )
+    example = next(filter(None, map(_example, samples)), None)
+    limit = required("AUDIT_MAX_STRICT", float)
+    if strict > limit:
+        found = {name: counts[name] for name in STRICT if counts[name]}
+        raise StrictMismatchError(
+            f"{strict:.0%} of the trajectories have tokens that nobody sampled or replayed so; at most {limit:.0%} "
+            f"may (AUDIT_MAX_STRICT): {found}; for example {example or 'ids that the engine did not sample'}"
+        )
+    return Audit(metrics, example, alarm)
+
+
+def trajectory_class(sample: Any) -> str:
+    """The class of one trajectory, a name of CLASSES."""
+    metadata = sample.metadata or {}
+    mismatches = metadata.get("tito_session_mismatch")
+    if _has_wrong_ids(sample, metadata):
+        return "wrong_ids"
+    if optional("HARBOR_AGENT_NAME") == "terminus-2" and NATIVE_TOOL_BLOCK & _trained(sample):
+        return "native_tool_block"
+    if mismatches is None:
+        return "unjudged"
+    kinds = {_kind(mismatch) for mismatch in mismatches}
+    return next((name for name in STRICT if name in kinds), "benign" if kinds else "exact")
+
+
+def grown(first: float, now: float) -> bool:
+    """Whether native tool blocks among rewarded trajectories are becoming a habit: shares of two rollouts."""
+    return now >= LEAST_RATIO and now > GROWTH * first
+
+
+def _kind(mismatch: dict[str, Any]) -> str:
+    texts = f"{mismatch.get('expected_text')} {mismatch.get('actual_text')}"
+    effort = mismatch["type"] == "non_assistant_text" and EFFORT_LINE in texts
+    return "changed_effort" if effort else str(mismatch["type"])
+
+
+def _has_wrong_ids(sample: Any, metadata: dict[str, Any]) -> bool:
+    engine = metadata.get("accumulated_token_ids")
+    if engine is None:
+        return False
+    # A template may trim the last ids of a turn (of Inkling's none).
+    end = min(len(sample.tokens), len(engine)) - metadata.get("max_trim_tokens", 0)
+    return list(sample.tokens[:end]) != list(engine[:end])
+
+
+def _trained(sample: Any) -> set[int]:
+    # Miles' mask covers the response only: the last ids.
+    mask = sample.loss_mask or []
+    ids = sample.tokens[len(sample.tokens) - len(mask) :]
+    return {token for token, trained in zip(ids, mask, strict=True) if trained}
+
+
+def _example(sample: Any) -> str | None:
+    for mismatch in (sample.metadata or {}).get("tito_session_mismatch") or []:
+        expected, actual = (str(mismatch.get(name))[:200] for name in ("expected_text", "actual_text"))
+        return f"{_kind(mismatch)}: {actual!r} was sampled or replayed, the template writes {expected!r}"
+    return None
