@@ -9,7 +9,7 @@ DEV := $(LOCAL) --group dev --
 export MAKE_VARIABLES = $(MAKEOVERRIDES)
 
 .DEFAULT_GOAL := help
-.PHONY: help smoke learn train-camel train-terminus2 harbor contract settings pins-check pins-bump flake-check test lint format types bench
+.PHONY: help smoke learn train-camel train-terminus2 harbor contract dataset settings pins-check pins-bump flake-check test lint format types bench
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +32,9 @@ harbor:  ## install the Harbor that the recipe of AGENT=camel or terminus-2 pins
 contract:  ## check by reading that the sources here take every flag, variable and plugin of the job of AGENT
 	@$(BASE) -- recipe contract
 
+dataset:  ## build, filter, check or fetch tasks and prompts: ARGS='build TASKS_DIR --output FILE', ARGS=--help for the rest
+	@$(BASE) -- recipe dataset $(ARGS)
+
 settings:  ## list every setting with its type, default and meaning
 	@$(LOCAL) -- recipe settings
 
@@ -41,8 +44,8 @@ pins-check:  ## compare the pins with this repository, checkouts and the network
 pins-bump:  ## pin another commit: RECIPE=camel SOURCE=miles REV=<40 hex digits>
 	@$(BASE) -- recipe pins-bump --recipe "$$RECIPE" --source "$$SOURCE" --rev "$$REV" --nar-hash "$$NAR_HASH"
 
-# Words of these two targets that are no settings.
-pins-check pins-bump: export MAKE_VARIABLES = $(filter-out $(addsuffix =%,ONLINE RECIPE SOURCE REV NAR_HASH),$(MAKEOVERRIDES))
+# Words of these targets that are no settings.
+dataset pins-check pins-bump: export MAKE_VARIABLES = $(filter-out $(addsuffix =%,ARGS ONLINE RECIPE SOURCE REV NAR_HASH),$(MAKEOVERRIDES))
 
 flake-check:  ## check the Nix flake without a network (needs nix: apt-get install nix-bin)
 	@nix/check.sh

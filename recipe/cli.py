@@ -16,9 +16,11 @@ from rich.console import Console
 from recipe.container.commands import app as container
 from recipe.errors import BadInputError, RecipeError
 from recipe.run.interrupts import Interruption, Interrupts
+from recipe.tasks.commands import app as dataset
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(container, name="container")
+app.add_typer(dataset, name="dataset")
 
 Assignments = Annotated[
     list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings; see `recipe settings`.")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from recipe.doctor import head_node
+from recipe.doctor.lineage import lineage
 from recipe.errors import BadInputError
 from recipe.process import LOOPBACK, free_port, port_is_free
 from recipe.run.folder import existing_part
@@ -36,7 +37,7 @@ Check = Callable[[Settings], Iterator[BadInputError]]
 def prompt_rows(settings: Settings) -> list[Row]:
     """The rows of PROMPT_DATA; without it, one for each task of TASKS_DIR. Raises BadInputError."""
     if settings.builds_prompt_data:
-        return build_rows(settings.tasks_dir, settings.agent)
+        return build_rows(settings.tasks_dir, settings.agent, settings.sandbox_backend)
     # A pipe would be waited for, and could be read once only.
     if settings.prompt_data.exists() and not settings.prompt_data.is_file():
         raise BadInputError("PROMPT_DATA is no regular file", expected="JSONL", found=settings.prompt_data)
@@ -70,7 +71,7 @@ def prompts_have_tasks(settings: Settings) -> Iterator[BadInputError]:
         yield BadInputError("the folder of TASKS_DIR is missing", found=settings.tasks_dir)
         return
     try:
-        check_tasks_exist(prompt_rows(settings), settings.tasks_dir)
+        check_tasks_exist(prompt_rows(settings), settings.tasks_dir, settings.sandbox_backend)
     except BadInputError as error:
         yield error
 
@@ -97,16 +98,11 @@ def deadlines(settings: Settings) -> Iterator[BadInputError]:
 
 
 def weights_to_start_from(settings: Settings) -> Iterator[BadInputError]:
-    """LOAD_DIR, when set, is a folder of checkpoints: Megatron's tracker file says which is the latest."""
-    # Megatron's conversion of the model is another check's.
-    given = settings.load_dir not in (None, settings.torch_dist_dir)
-    if given and settings.load_dir and not (settings.load_dir / head_node.TRACKER).is_file():
-        yield BadInputError(
-            "LOAD_DIR holds no checkpoints",
-            expected=f"a run's checkpoints/ with {head_node.TRACKER}",
-            found=settings.load_dir,
-            run="LOAD_DIR=<RUNS_ROOT>/<run>/checkpoints",
-        )
+    """LOAD_DIR, when set, holds a complete checkpoint of this engine and model."""
+    try:
+        lineage(settings)
+    except BadInputError as error:
+        yield error
 
 
 def disk_space(settings: Settings) -> Iterator[BadInputError]:

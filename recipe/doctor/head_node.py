@@ -13,10 +13,9 @@ TRACKER = "latest_checkpointed_iteration.txt"
 
 def model(settings: Settings) -> Iterator[BadInputError]:
     """The Hugging Face checkpoint and its conversion are there."""
-    parts = {
-        "model_dir": settings.model_dir / "config.json",
-        "torch_dist_dir": settings.torch_dist_dir / TRACKER,
-    }
+    parts = {"model_dir": settings.model_dir / "config.json"}
+    if settings.load_dir != settings.torch_dist_dir:  # what is loaded is looked at more closely
+        parts["torch_dist_dir"] = settings.torch_dist_dir / TRACKER
     for name, path in parts.items():
         if not path.is_file():
             yield BadInputError(

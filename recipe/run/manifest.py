@@ -13,11 +13,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from recipe.doctor.lineage import lineage
 from recipe.errors import RecipeError
 from recipe.files import write_whole
 from recipe.pins import load_pins
 from recipe.run.folder import RunFolder, write_json
 from recipe.settings import Settings
+from recipe.tasks.folders import content_hash, fetched
 from recipe.tasks.prompts import Row
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -55,8 +57,10 @@ class Manifest:
                 "rows": len(rows),
                 "sha256": hashlib.sha256(settings.prompt_data.read_bytes()).hexdigest(),
             },
+            tasks_source=fetched(settings.tasks_dir),
+            load_dir=lineage(settings),
             tasks={
-                name: _hash_folder(settings.tasks_dir / name)
+                name: content_hash(settings.tasks_dir / name)
                 for name in sorted({row.instance_id for row in rows})
             },
             python=sys.version,
@@ -117,16 +121,6 @@ def _commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip()
-
-
-def _hash_folder(folder: Path) -> str:
-    """SHA-256 over the names, the modes' execute bits and the bytes of every file of a folder."""
-    digest = hashlib.sha256()
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        content = hashlib.sha256(file.read_bytes()).hexdigest()
-        executable = bool(file.stat().st_mode & 0o100)
-        digest.update(f"{file.relative_to(folder)}\0{executable}\0{content}\n".encode())
-    return digest.hexdigest()
 
 
 def _readable(facts: dict[str, Any]) -> str:
