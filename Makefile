@@ -9,7 +9,7 @@ DEV := $(LOCAL) --group dev --
 export MAKE_VARIABLES = $(MAKEOVERRIDES)
 
 .DEFAULT_GOAL := help
-.PHONY: help smoke learn train-camel train-terminus2 harbor contract dataset settings pins-check pins-bump flake-check test lint format types bench
+.PHONY: help smoke learn train-camel train-terminus2 harbor contract prepare dataset export settings pins-check pins-bump flake-check test lint format types bench
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +32,12 @@ harbor:  ## install the Harbor that the recipe of AGENT=camel or terminus-2 pins
 contract:  ## check by reading that the sources here take every flag, variable and plugin of the job of AGENT
 	@$(BASE) -- recipe contract
 
+prepare:  ## download the pinned model and convert it on this machine's 8 GPUs; goes on where it stopped
+	@$(BASE) -- recipe prepare
+
+export:  ## write a checkpoint in Hugging Face format: RUN=runs/NAME OUT=FOLDER, and ITER=number for another than the latest
+	@$(LOCAL) -- recipe export "$$RUN" "$$OUT" $(if $(ITER),--iteration "$$ITER")
+
 dataset:  ## build, filter, check or fetch tasks and prompts: ARGS='build TASKS_DIR --output FILE', ARGS=--help for the rest
 	@$(BASE) -- recipe dataset $(ARGS)
 
@@ -45,7 +51,7 @@ pins-bump:  ## pin another commit: RECIPE=camel SOURCE=miles REV=<40 hex digits>
 	@$(BASE) -- recipe pins-bump --recipe "$$RECIPE" --source "$$SOURCE" --rev "$$REV" --nar-hash "$$NAR_HASH"
 
 # Words of these targets that are no settings.
-dataset pins-check pins-bump: export MAKE_VARIABLES = $(filter-out $(addsuffix =%,ARGS ONLINE RECIPE SOURCE REV NAR_HASH),$(MAKEOVERRIDES))
+dataset export pins-check pins-bump: export MAKE_VARIABLES = $(filter-out $(addsuffix =%,ARGS RUN OUT ITER ONLINE RECIPE SOURCE REV NAR_HASH),$(MAKEOVERRIDES))
 
 flake-check:  ## check the Nix flake without a network (needs nix: apt-get install nix-bin)
 	@nix/check.sh

@@ -69,6 +69,62 @@ def attach(run: Annotated[Path, typer.Argument(help="The folder of a run on the 
 
 
 @app.command()
+def prepare(
+    assignments: Assignments = None,
+    *,
+    download_only: Annotated[bool, typer.Option(help="Stop after the download.")] = False,
+    convert_only: Annotated[bool, typer.Option(help="Convert what was downloaded before.")] = False,
+    verify: Annotated[
+        Literal["quick", "full"], typer.Option(help="Compare sizes, or also every file's SHA-256.")
+    ] = "quick",
+    dry_run: DryRun = False,
+) -> None:
+    """Download the pinned model, and convert it to Megatron's format on this machine's 8 GPUs."""
+    from recipe.given import hub_environment
+    from recipe.model.prepare import prepare as run
+    from recipe.pins import load_pins
+    from recipe.resolve import load_sources
+
+    chosen = load_sources([*(assignments or ()), *(["DRY_RUN=1"] if dry_run else [])])
+    token = {"HF_TOKEN": chosen.hf_token.get_secret_value()} if chosen.hf_token else {}
+    with Interrupts() as interrupts:
+        run(
+            chosen,
+            load_pins().model,
+            hub_environment() | token,
+            Console(),
+            interrupts,
+            download_only=download_only,
+            convert_only=convert_only,
+            verify=verify,
+            dry_run=chosen.dry_run,
+        )
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run's folder, or a checkpoint.")],
+    out: Annotated[Path, typer.Argument(help="The new folder; a part of it goes on with the same command.")],
+    assignments: Assignments = None,
+    *,
+    iteration: Annotated[int | None, typer.Option(help="Which checkpoint; default: the latest.")] = None,
+    push: Annotated[str, typer.Option(help="Also upload it to this repository of Hugging Face.")] = "",
+    public: Annotated[bool, typer.Option(help="For everybody; default: private.")] = False,
+) -> None:
+    """Write a checkpoint in Hugging Face format, as SGLang and transformers load it."""
+    from recipe.model import card
+    from recipe.model import export as exporting
+    from recipe.resolve import load_sources
+
+    chosen = load_sources(assignments or ())
+    checkpoint = exporting.checkpoint_of(run, iteration) if (run / "checkpoints").is_dir() else run
+    exporting.export(checkpoint, out, chosen.model_dir, Console())
+    if push:
+        token = chosen.hf_token.get_secret_value() if chosen.hf_token else None
+        print(f"uploaded to {card.push(out, push, token, private=not public)}")
+
+
+@app.command()
 def harbor(assignments: Assignments = None) -> None:
     """Install the Harbor that the recipe of AGENT pins: a checkout and an environment of its own."""
     from recipe.harbor.install import install

@@ -50,6 +50,11 @@ def child_environment(**added: str) -> dict[str, str]:
     return kept | added
 
 
+def hub_environment() -> dict[str, str]:
+    """What huggingface_hub reads of the user's environment: HF_TOKEN, HF_ENDPOINT, HF_HUB_CACHE and the like."""
+    return {name: value for name, value in os.environ.items() if name.startswith("HF_")}
+
+
 def arguments(words: Iterable[str], known: Collection[str], secret: Collection[str]) -> Given:
     """NAME=VALUE words, and those of make's command line, which the Makefile exports as one variable.
 

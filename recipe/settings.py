@@ -117,6 +117,7 @@ class Settings(Checkouts):
         derived="MODEL_ROOT/Inkling-Small_torch_dist",
         factory=lambda data: data["model_root"] / "Inkling-Small_torch_dist",
     )
+    hf_token: SecretStr | None = setting(None, meaning="of Hugging Face; the model itself needs none")
     load_dir: AbsolutePath | None = setting(
         meaning="an earlier run's checkpoints/ to start from; optimizer and rollout count start fresh",
         derived="TORCH_DIST_DIR; with the engine local, a warm start",

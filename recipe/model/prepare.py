@@ -1,0 +1,71 @@
+"""From nothing to what training starts from: the model downloaded, then converted; each step can be run again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Literal
+
+from rich.console import Console
+
+from recipe.errors import BadInputError
+from recipe.model import convert
+from recipe.model.download import download
+from recipe.model.target import Target
+from recipe.pins import Model
+from recipe.run.interrupts import Interrupts
+from recipe.settings import Settings
+
+
+def prepare(
+    settings: Settings,
+    model: Model,
+    hub: Mapping[str, str],
+    console: Console,
+    interrupts: Interrupts,
+    *,
+    download_only: bool = False,
+    convert_only: bool = False,
+    verify: Literal["quick", "full"] = "quick",
+    dry_run: bool = False,
+) -> None:
+    """Fills MODEL_DIR, then TORCH_DIST_DIR; what is complete is skipped. A dry run writes and asks for nothing.
+
+    `hub` holds HF_TOKEN, HF_ENDPOINT and the like for huggingface_hub. Raises BadInputError before anything is
+    written where a step can't be done: fewer than 8 GPUs, no checkouts, another model, too small a disk.
+    """
+    name = f"{model.repository}@{model.revision}"
+    weights = Target("MODEL_DIR", settings.model_dir, name)
+    converted = Target("TORCH_DIST_DIR", settings.torch_dist_dir, name)
+    folders = weights.directory.resolve(), converted.directory.resolve()
+    if folders[0].is_relative_to(folders[1]) or folders[1].is_relative_to(folders[0]):
+        raise BadInputError(
+            "one of MODEL_DIR and TORCH_DIST_DIR lies in the other", expected="two folders", found=folders[0]
+        )
+    to_convert = not download_only and not convert.is_done(converted)
+    if dry_run:
+        _show(settings, weights, console, to_download=not convert_only, to_convert=to_convert)
+        return
+    if to_convert:
+        convert.require_machine(settings)
+    if not convert_only:
+        room = converted.directory if to_convert else None
+        download(weights, hub, verify, room, console, interrupts)
+    elif weights.complete() is None:
+        raise BadInputError("MODEL_DIR is not complete", found=weights.directory, run="make prepare")
+    if to_convert:
+        convert.convert(settings, converted, console, interrupts)
+    if not download_only:
+        console.print(f"TORCH_DIST_DIR is complete: {converted.directory}", soft_wrap=True)
+
+
+def _show(
+    settings: Settings, weights: Target, console: Console, *, to_download: bool, to_convert: bool
+) -> None:
+    state = "is complete" if weights.complete() else "is fetched from the hub"
+    lines = [f"MODEL_DIR={weights.directory} {state}: {weights.model}"] if to_download else []
+    if to_convert:
+        lines += [f"{key}={value}" for key, value in convert.variables(settings).items()]
+        lines += [shlex.join(convert.command(settings))]
+        lines += [f"on {convert.GPUS} GPUs; here: {convert.count_gpus()}"]
+    console.print("\n".join(lines) or "nothing is left to do", soft_wrap=True, markup=False, highlight=False)
