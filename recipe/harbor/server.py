@@ -115,7 +115,7 @@ def start_agent_server(
         raise BadInputError(
             "the agent server's port is in use",
             where=f"{host}:{port}",
-            run=f"ss -ltnp 'sport = :{port}' to see by whom, or AGENT_SERVER_PORT=0 for any free one",
+            run=f"ss -ltnp 'sport = :{port}' to see by whom, or another AGENT_SERVER_PORT",
         )
     trials_dir.mkdir(parents=True, exist_ok=True)
     options = {

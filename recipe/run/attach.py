@@ -10,6 +10,8 @@ from typing import Any
 from rich.console import Console
 
 from recipe.errors import BadInputError
+from recipe.harbor import backends
+from recipe.process import ProcessGroup
 from recipe.resolve import restore
 from recipe.run.cluster import start_server, write_login
 from recipe.run.dashboard import find_ray
@@ -19,7 +21,7 @@ from recipe.run.follow import follow
 from recipe.run.interrupts import Interrupts
 from recipe.run.launch import finished, stop
 from recipe.run.manifest import Manifest
-from recipe.run.parts import Prepared, Run
+from recipe.run.parts import Run
 from recipe.run.ray_job import RayJob
 
 
@@ -55,27 +57,29 @@ class _Attached:
     responsible: bool = False
 
     def follow(self) -> None:
-        run = self.run
+        run, log = self.run, self.run.folder.train_log
         try:
-            ray, log = find_ray(run.settings), run.folder.train_log
+            ray = find_ray(run.settings)
             seen = log.stat().st_size if log.exists() else 0
             job = RayJob.find(ray, self.job_id, log)
-            write_login(run)
-            if job.ended:
+            watched = () if job.ended else (_serve(run),)
+            with run.interrupts.held():
                 self.responsible = True
-                run.display.note(f"job {self.job_id} has ended meanwhile")
-                job.save_log()
-                if not job.succeeded:
-                    raise job.failure()
-                return
-            server = start_server(run)
-            run.running.callback(server.stop)
-            self.responsible = True
-            run.running.callback(job.stop)
-            run.display.note(f"job {self.job_id} goes on")
-            follow(run, job, Prepared(ray, server, (server.process,)), tracked=False, seen=seen)
+                run.running.callback(job.stop)
+            write_login(run)
+            run.display.note(f"job {self.job_id} {'goes on' if watched else 'has ended meanwhile'}")
+            follow(run, job, watched, tracked=False, seen=seen)
         finally:
             stop(run)
+
+
+def _serve(run: Run) -> ProcessGroup:
+    # A restored run has the secrets of this environment.
+    for finding in backends.check(run.settings):
+        raise finding
+    server = start_server(run)
+    run.running.callback(server.stop)
+    return server.process
 
 
 def _records(folder: RunFolder) -> tuple[Manifest, dict[str, Any]]:

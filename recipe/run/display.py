@@ -120,7 +120,7 @@ class Display:
         """One line of the job's own log, as it is."""
         self._last_line = time.monotonic()
         with self._whole():
-            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._console.print(line, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def stopping(self) -> None:
         """Tells that the run is over and its servers are being stopped, which takes some seconds."""

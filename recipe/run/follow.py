@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from recipe.errors import RecipeError
 from recipe.events import Event, EventReader
-from recipe.run.parts import Prepared, Run
+from recipe.process import ProcessGroup
+from recipe.run.parts import Run
 from recipe.run.ray_job import RayJob
 
 POLL_SECONDS = 0.2
@@ -19,7 +20,7 @@ SILENCE_MARGIN_SECONDS = 120.0
 LOST_SECONDS = 30.0
 
 
-def follow(run: Run, job: RayJob, prepared: Prepared, *, tracked: bool, seen: int = 0) -> None:
+def follow(run: Run, job: RayJob, watched: Sequence[ProcessGroup], *, tracked: bool, seen: int = 0) -> None:
     """Shows the job to its end: its events when it is `tracked`, else the lines of its log after `seen` bytes.
 
     Raises RecipeError when it fails, falls silent, or a server dies.
@@ -40,7 +41,7 @@ def follow(run: Run, job: RayJob, prepared: Prepared, *, tracked: bool, seen: in
                 end = sign
         if ended:
             break
-        for server in prepared.watched:
+        for server in watched:
             if not server.alive:
                 raise server.ended_early()
         lost = _tell_of_loss(run, job, lost)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from recipe import rules
-from recipe.doctor import checks
+from recipe.doctor import checks, lineage
 from recipe.errors import BadInputError, RecipeError
 from recipe.run.display import Display
 from recipe.run.engine import check_engine, engine_job, prepare
@@ -42,6 +42,8 @@ def launch(settings: Settings, argv: Sequence[str], console: Console, interrupts
         interrupts.release()
         with folder.locked(), Display(console, settings.num_rollout, interrupts.held) as display:
             display.note(f"run folder {folder.path}")
+            if starts_from := lineage.lineage(settings):
+                display.note(lineage.told(starts_from))
             _run(Run(settings, folder, manifest, interrupts, display))
     except BaseException as error:
         interrupts.hold()
@@ -101,7 +103,7 @@ def _run(run: Run) -> None:
         run.manifest.add(job={"id": job_id, "entrypoint": job.entrypoint, "environment": sorted(job.env)})
         submitted = run.begin(lambda: RayJob.submit(prepared.ray, job, folder.train_log, job_id=job_id))
         run.display.note(f"job {job_id}")
-        follow(run, submitted, prepared, tracked=job.tracked)
+        follow(run, submitted, prepared.watched, tracked=job.tracked)
     finally:
         stop(run)
 

@@ -41,7 +41,7 @@ def look(run: Run, ray: RayAddress, plugins: Path) -> list[Node]:
 
 
 def _ask(run: Run, ray: RayAddress, plugins: Path, clean: Sequence[str]) -> list[Node]:
-    settings, log = run.settings, run.folder.path / "logs" / "nodes.log"
+    settings, log = run.settings, run.folder.path / "logs" / ("cleaning.log" if clean else "nodes.log")
     words = ["--miles-dir", settings.miles_dir, "--sglang-dir", settings.sglang_dir]
     words += ["--clean", *clean] if clean else []
     # Elsewhere than /, a folder `recipe` would hide the plugins that travel.

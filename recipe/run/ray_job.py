@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -24,6 +25,7 @@ AGENT_SECONDS = 60.0
 STOP_SECONDS = 15.0
 # Taking a job needs a new process or two: seven seconds where others keep the processors busy.
 ANSWER_SECONDS = 60.0
+OWN_ERROR = re.compile(r"recipe\.plugins\.\w+\.(\w+Error: .*)")
 # How long a log that broke off waits before it is asked for anew.
 LOG_PAUSE_SECONDS = 2.0
 # What a web socket that breaks off raises, and one that can't be had.
@@ -77,12 +79,17 @@ class RayJob:
 
     @classmethod
     def submit(cls, ray: RayAddress, job: Job, log: Path, *, job_id: str | None = None) -> RayJob:
-        """Submits `job` and follows its log into the file `log`. Raises RecipeError when Ray refuses it."""
+        """Submits `job` and follows its log into the file `log`.
+
+        Raises RecipeError when Ray refuses it, LeftJobError when a Ray that outlives the run does not answer.
+        """
         try:
             client = _client(ray)
             return cls(client, _submit(client, job, job_id), log, ray.patience)
         except (RuntimeError, OSError) as error:
-            raise RecipeError("Ray did not take the job", found=error, where=ray.url) from error
+            # Without an answer, the job may run all the same.
+            kind = LeftJobError if ray.patience and isinstance(error, OSError) else RecipeError
+            raise kind("Ray did not take the job", found=error, where=ray.url) from error
 
     @classmethod
     def find(cls, ray: RayAddress, job_id: str, log: Path) -> RayJob:
@@ -119,21 +126,24 @@ class RayJob:
 
     def failure(self) -> RecipeError:
         """What an ended job that did not succeed is to be reported as."""
+        log = self.save_log()
+        # A job of Miles ends with the warnings of its workers: an error of our plugins says more.
+        reasons = OWN_ERROR.findall(log)
         return RecipeError(
             f"the job ended as {self._info.status} (exit code {self._info.driver_exit_code})",
-            found="the end of its log:\n" + "\n".join(self.save_log().splitlines()[-20:]),
+            found=reasons[-1] if reasons else "the end of its log:\n" + "\n".join(log.splitlines()[-20:]),
             where=self._log,
         )
 
     def save_log(self) -> str:
-        """The whole log, which it writes to the file: the copy that was followed may lag by some seconds."""
-        with contextlib.suppress(RuntimeError, OSError):
-            whole = self._client.get_job_logs(self._id)
-            with self._writing:
-                # A Ray that has lost the job's node answers with nothing.
-                if not self._log.exists() or len(whole.encode()) >= self._log.stat().st_size:
-                    self._log.write_text(whole)
-                self._log_is_whole = True
+        """The whole log of an ended job, which it writes to the file: the copy that was followed may lag."""
+        if not self._log_is_whole:
+            with contextlib.suppress(RuntimeError, OSError):
+                whole = self._client.get_job_logs(self._id)
+                with self._writing:
+                    if whole:  # a Ray that has lost the job's node answers with nothing
+                        self._log.write_text(whole)
+                    self._log_is_whole = True
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def stop(self) -> None:
@@ -171,7 +181,7 @@ class RayJob:
         """Appends what comes after the first `written` characters; how many there are now."""
         seen = 0
         lines: AsyncIterator[str] = self._client.tail_job_logs(self._id)
-        with self._log.open("a" if written else "w") as sink, contextlib.suppress(*BROKEN):
+        with self._log.open("a") as sink, contextlib.suppress(*BROKEN):
             async for text in lines:
                 seen += len(text)
                 with self._writing:

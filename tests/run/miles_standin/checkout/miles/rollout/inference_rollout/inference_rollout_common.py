@@ -1,0 +1,51 @@
+"""One rollout: every group's trials by the agent function, then reward, filter and abort hook."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace as Given
+
+from miles.utils.misc import call_agent_abort_hook, load_function
+
+
+def read_rows(args):
+    return [json.loads(line) for line in Path(args.prompt_data).read_text().splitlines()]
+
+
+class InferenceRolloutFn:
+    def __init__(self, given):
+        self.state = Given(args=given.args, aborted=False)
+        self.rows = given.data_source
+
+    async def __call__(self, given):
+        return await self._call_train(given)
+
+    async def _call_train(self, input):  # noqa: A002 - Miles' name
+        args = self.state.args
+        args.session_server_instance_ids = {30000: "instance-0"}
+        groups = [await self.group(args, row) for row in self.rows]
+        await call_agent_abort_hook(args)
+        return Given(samples=[group for group in groups if group], metrics={"perf/rollout_time": 1.0})
+
+    async def group(self, args, row):
+        samples = [await self.sample(args, row) for _ in range(args.n_samples_per_prompt)]
+        keep = load_function(args.dynamic_sampling_filter_path)
+        return samples if keep(args, samples).keep else None
+
+    async def sample(self, args, row):
+        state = self.state
+        if state.aborted:
+            return None
+        sample = Given(metadata=row[args.metadata_key], prompt=row[args.input_key], status="completed")
+        agent = load_function(args.custom_agent_function_path)
+        told = await agent(
+            base_url="http://127.0.0.1:30000/sessions/0",
+            prompt=sample.prompt,
+            request_kwargs={"temperature": 1.0, "max_tokens": args.rollout_max_response_len},
+            metadata={**sample.metadata, "session_server_id": "127.0.0.1:30000"},
+        )
+        sample.metadata = {**sample.metadata, **told}
+        reward = load_function(args.custom_rm_path)
+        sample.reward = await reward(args, sample)
+        return sample
