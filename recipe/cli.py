@@ -153,6 +153,40 @@ def contract(
 
 
 @app.command()
+def plan(
+    assignments: Assignments = None,
+    *,
+    assume: Annotated[
+        list[str] | None, typer.Option(help="NAME=NUMBER, of the assumptions that it shows.")
+    ] = None,
+    nodes_json: Annotated[
+        Path | None, typer.Option(help="What nodes have: a run_manifest.json, or its list of nodes.")
+    ] = None,
+    run: Annotated[Path | None, typer.Option(help="Compare with what this run measured.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Work out memory, disk, time and sandbox-hours of a run, each figure with its formula and source."""
+    from recipe.doctor import plan_report
+    from recipe.resolve import load_sources
+
+    chosen = load_sources(assignments or ())
+    sys.exit(
+        plan_report.report(
+            chosen, Console(), assume=assume or (), nodes_json=nodes_json, run=run, as_json=as_json
+        )
+    )
+
+
+@app.command("report-env")
+def report_env(assignments: Assignments = None) -> None:
+    """Print what a bug report needs: versions, machine, settings, pins, the last run; no secret."""
+    from recipe.doctor.report_env import text
+    from recipe.resolve import load_sources
+
+    print(text(load_sources(assignments or ())))
+
+
+@app.command()
 def report(run: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
     """Show once more what a run came to, and write its report again."""
     from recipe.watch.report import show

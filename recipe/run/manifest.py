@@ -46,8 +46,8 @@ class Manifest:
             exit_code=None,
             error=None,
             argv=list(argv),
-            commit=_commit(),
-            pins=_pins(settings),
+            commit=commit(),
+            pins=pinned(settings),
             settings={
                 name: {"value": value, "source": settings.source(name)}
                 for name, value in settings.public().items()
@@ -100,7 +100,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _pins(settings: Settings) -> dict[str, Any]:
+def pinned(settings: Settings) -> dict[str, Any]:
     """What this run's sources, image and model are pinned to."""
     pins = load_pins()
     sources = pins.recipes[settings.recipe].sources
@@ -111,7 +111,7 @@ def _pins(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """This project's commit, with "-dirty" when files differ from it; None outside a checkout."""
     if not (PROJECT / ".git").exists():
         return None

@@ -1,0 +1,148 @@
+"""The plan on paper: its tables, what the nodes lack for it, and what a run came to against it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from recipe.doctor.plan import CLUSTER, Figure, Plan, build
+from recipe.errors import BadInputError
+from recipe.events import EventReader
+from recipe.files import read_text
+from recipe.resolve import restore
+from recipe.settings import Settings
+from recipe.watch.report import read
+
+Node = dict[str, Any]
+
+
+def report(
+    settings: Settings, console: Console, *, assume: Sequence[str] = (), nodes_json: Path | None = None,
+    run: Path | None = None, as_json: bool = False,
+) -> int:  # fmt: skip
+    """Prints the plan of `settings`, or of `run` beside what it came to. Returns 1 when something does not fit.
+
+    Raises BadInputError for a file that is not what it should be, or for a bad assumption.
+    """
+    nodes = _nodes(nodes_json) if nodes_json else []
+    if run:
+        manifest = _json(run / "run_manifest.json")
+        settings = restore({name: of["value"] for name, of in manifest["settings"].items()})
+        nodes = nodes or manifest.get("nodes", [])
+    plan = build(settings, assume)
+    plan.findings += lacking(plan, nodes)
+    measured = against(plan, run) if run else {}
+    if as_json:
+        console.print_json(
+            json.dumps({key: value for key, value in asdict(plan).items() if key != "settings"}
+                       | {"settings": settings.public(), "measured": measured})
+        )  # fmt: skip
+        return int(bool(plan.findings))
+    for table in tables(plan, measured):
+        console.print(table)
+    for finding in plan.findings:
+        console.print(f"does not fit: {finding}", soft_wrap=True, markup=False, highlight=False)
+    return int(bool(plan.findings))
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(read_text(path))
+    except ValueError as error:
+        raise BadInputError("not JSON", found=error, where=path) from None
+
+
+def _nodes(path: Path) -> list[Node]:
+    found = _json(path)
+    nodes = found.get("nodes") if isinstance(found, dict) else found
+    if not isinstance(nodes, list) or not all(isinstance(node, dict) and "ip" in node for node in nodes):
+        raise BadInputError("no nodes", expected="the nodes of a run_manifest.json", where=path)
+    return nodes
+
+
+def lacking(plan: Plan, nodes: Iterable[Node]) -> Iterator[str]:
+    """Each phase that needs more than a GPU or a node has; without nodes, more than the GPU that is assumed."""
+    has: list[tuple[str, str, float]] = []
+    for node in nodes:
+        has += [("GPU memory", f"a GPU of {node['ip']}", gpu["memory_mib"] / 1024)
+                for gpu in node.get("gpus", ())[:8] if gpu["memory_mib"]]  # fmt: skip
+        if available := node.get("memory_available_mib"):
+            has.append(("host memory", node["ip"], available / 1024))
+    has = has or [("GPU memory", "a GPU", plan.assumed.get("gpu_gib", 0.0))]
+    for place, who, size in dict.fromkeys(has):
+        for phase, totals in plan.phases.get(place, {}).items():
+            needed = totals[plan.settings.num_nodes]
+            if needed > size:
+                yield f"{phase}: {needed:.0f} GiB of {place}, {who} has {size:.0f}"
+
+
+def against(plan: Plan, run: Path) -> dict[str, tuple[float, float]]:
+    """What was planned and what a run came to, for all that its events and its folder tell."""
+    figures = {figure.name: figure.value for table in plan.figures.values() for figure in table}
+    rollouts = read(run).rollouts
+    if not rollouts:
+        raise BadInputError(
+            "there is nothing to compare", expected="a run with a finished rollout", found=run
+        )
+    of = plan.assumed
+    pairs = {"tokens sampled in a trial": (of["turns"] * of["tokens_per_turn"], "response_tokens_mean"),
+             "turns of a trial": (of["turns"], "turns_mean")}  # fmt: skip
+    found = {
+        name: (value, _mean(rollout.metrics[key] for rollout in rollouts if key in rollout.metrics))
+        for name, (value, key) in pairs.items()
+    }
+    for name, phase in (("sampling a rollout", "generate"), ("training a rollout", "train")):
+        found[f"{name}, s"] = (
+            figures[name],
+            _mean(rollout.seconds[phase] for rollout in rollouts if phase in rollout.seconds),
+        )
+    times = [event["time"] for event in EventReader(run / "events.jsonl").new()]
+    found["wall time, h"] = figures["wall time"], (times[-1] - times[0]) / 3600
+    for name in ("checkpoints", "trials"):
+        size = sum(file.stat().st_size for file in (run / name).rglob("*") if file.is_file())
+        found[f"{name}, GB"] = figures[name], size / 1e9
+    return found
+
+
+def _mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else float("nan")
+
+
+def tables(plan: Plan, measured: dict[str, tuple[float, float]]) -> Iterator[Table]:
+    """The plan for a terminal."""
+    for place, phases in plan.phases.items():
+        counts = list(next(iter(phases.values())))
+        table = _table(f"{place}, GiB by phase and nodes", "phase", *(f"{count}" for count in counts))
+        for phase, totals in phases.items():
+            table.add_row(phase, *(f"{totals[count]:.0f}" for count in counts))
+        yield table
+    for title, figures in plan.figures.items():
+        nodes = f" on {plan.settings.num_nodes} nodes" if title in plan.phases else ""
+        table = _table(title + nodes, "", "value", "unit", "formula", "source")
+        for figure in figures:
+            table.add_row(figure.name, _number(figure), figure.unit, figure.formula, figure.source)
+        yield table
+    if measured:
+        table = _table("plan against measured", "", "planned", "measured", "measured / planned")
+        for name, (planned, came) in measured.items():
+            table.add_row(name, f"{planned:.4g}", f"{came:.4g}", f"{came / planned:.2f}")
+        yield table
+    table = _table("assumed (--assume NAME=VALUE)", "name", "value", "meaning")
+    for name, value in plan.assumed.items():
+        table.add_row(name, f"{value:g}", CLUSTER.get(name, (0, ""))[1])
+    yield table
+
+
+def _table(title: str, *headings: str) -> Table:
+    return Table(*headings, title=title, title_justify="left", box=None, pad_edge=False)
+
+
+def _number(figure: Figure) -> str:
+    return f"{figure.value:,.0f}" if abs(figure.value) >= 1000 else f"{figure.value:.3g}"
