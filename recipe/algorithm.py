@@ -32,6 +32,8 @@ class Algorithm:
     weight_decay: float = 0.1
     # Megatron's default: the global norm of the gradient.
     gradient_clip: float = 1.0
+    # The thinking effort of every prompt: the template's own, since no agent asks for another.
+    thinking_effort: float = 0.9
 
 
 GRPO = Algorithm()

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from recipe.algorithm import GRPO
 from recipe.doctor.lineage import lineage
 from recipe.errors import RecipeError
 from recipe.files import write_whole
@@ -57,6 +58,7 @@ class Manifest:
                 "rows": len(rows),
                 "sha256": hashlib.sha256(settings.prompt_data.read_bytes()).hexdigest(),
             },
+            thinking_effort=GRPO.thinking_effort,
             tasks_source=fetched(settings.tasks_dir),
             load_dir=lineage(settings),
             tasks={

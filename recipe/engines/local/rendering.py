@@ -17,12 +17,12 @@ from typing import Any
 
 from tml_renderers import chat, tokenizers, v0
 
+from recipe.algorithm import GRPO
 from recipe.engines.local.vocabulary import MESSAGE_MODEL_ID, STOP_ID
 from recipe.errors import RecipeError
 
-# The template's names for reasoning effort, its level when a request names none, and the most that it takes.
+# The template's names for reasoning effort, and the most that it takes.
 EFFORT_OF_NAME = {"none": 0.0, "minimal": 0.1, "low": 0.2, "medium": 0.7, "high": 0.9, "max": 0.99}
-DEFAULT_EFFORT = 0.9
 MAX_EFFORT = 0.99
 MARKER_OF_KIND = {
     "text": "content_text",
@@ -109,7 +109,7 @@ def _ids(native: list[chat.Message]) -> list[int]:
 
 
 def _effort(effort: str | float | None) -> str:
-    level = DEFAULT_EFFORT if effort is None else effort
+    level = GRPO.thinking_effort if effort is None else effort
     if isinstance(level, str):
         level = EFFORT_OF_NAME.get(level.strip(), -1.0)
     if isinstance(level, bool) or not isinstance(level, int | float) or not 0.0 <= level <= MAX_EFFORT:
