@@ -13,8 +13,7 @@ import pytest
 
 from recipe import resolve
 from recipe.engines.miles.contract import check
-from recipe.engines.miles.contract.source import Source
-from recipe.engines.miles.contract.sources import Sources
+from recipe.engines.miles.contract.sources import Source, Sources
 from recipe.engines.miles.contract.variables import DOUBTFUL
 from recipe.engines.miles.environment import environment
 from recipe.engines.miles.flags import Flag, flags
@@ -115,7 +114,7 @@ def model_flags() -> list[Flag]:
 def test_the_neighbours_take_every_flag_that_is_theirs_and_read_every_variable(neighbours, job):
     given, variables = job
     lines = list(check.contract(neighbours, [*given, *model_flags()], variables))
-    check.show(lines, as_json=False)
+    print(*lines, sep="\n")
     assert [str(line) for line in lines if line.bad] == []
     unknown = {
         line.name.split()[1] for line in lines if line.status == "skip" and line.name.startswith("flag")

@@ -1,261 +1,186 @@
-"""The flags that upstream's parser registers, found by following, in source, the functions that build it."""
+"""The flags that upstream's parsers take, read from the calls that register them."""
 
 from __future__ import annotations
 
 import argparse
 import ast
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from recipe.engines.miles.contract.fields import Field, annotated_flags, factory_flags
-from recipe.engines.miles.contract.source import (
-    Class,
-    Function,
-    Lazy,
-    Program,
-    Scope,
-    UnreadableError,
-    bindings,
-    blocks,
-    settled,
-    value,
-)
+from recipe.engines.miles.contract.sources import UNREAD, File, Sources
+from recipe.errors import RecipeError
 
-# What argparse needs to judge values; help, defaults and destinations don't matter here.
-JUDGED = ("type", "choices", "nargs", "action", "const")
-WITHOUT_VALUE = ("store_true", "store_false", "store_const", "count")
+# In this order: Miles adds to Megatron's parser, and the flags of SGLang and of the router among its own.
+PARSERS = {"megatron": "megatron.training.arguments", "miles": "miles.utils.arguments"}
+PARSERS |= {"sglang": "sglang.srt.server_args", "router": "sglang_router.router_args"}
+# What Miles puts before SGLang's flags, and, in the router's f-strings, before the router's.
+SGLANG_PREFIX, ROUTER_PREFIX = "--sglang-", "router-"
+# Miles leaves out the flags of SGLang that it decides itself: a list with this in its name, in this module.
+SERVING, LEFT_OUT = "miles.backends.sglang_utils.arguments", "skipped"
+ROUTER_LEFT_OUT = ("host", "port")  # by a keyword of Miles' call
+TYPES = {kind.__name__: kind for kind in (bool, float, int, str)}
+JUDGED = ("type", "choices", "nargs", "action")
+BOTH_WAYS = "BooleanOptionalAction"
+SWITCHES = ("store_true", "store_false", "store_const", "count", BOTH_WAYS)
+# One registration: its names, its destination, its options as upstream gives them, or UNREAD.
+Made = tuple[File, ast.AST, list[str], str, dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Registered:
-    """One flag; `options` are argparse's own, `unread` those that only running upstream would tell."""
+class Registered(NamedTuple):
+    """One flag; `options` are argparse's own, `unread` names those that only running upstream would tell."""
 
     name: str
     where: str
     options: Mapping[str, Any]
-    unread: tuple[str, ...]
+    unread: list[str]
 
     @property
     def takes(self) -> str:
-        """What may follow the flag, in words."""
-        if self.options.get("action") in WITHOUT_VALUE:
-            return "no value"
-        kind = self.options.get("type", str).__name__
-        choices = self.options.get("choices")
-        what = f"one of {', '.join(map(str, choices))}" if choices else kind
-        nargs = self.options.get("nargs")
-        if isinstance(nargs, int):
-            return f"{what}, {nargs} times"
-        return what + {"+": ", once or more", "*": ", any number", "?": " or nothing"}.get(nargs or "", "")
+        """The flag with what may follow it, as argparse has it in a usage line."""
+        usage = self._parser().format_usage().split()[1:]
+        return " ".join([*usage, *(f"({one} not judged)" for one in self.unread)])
 
     def misfit(self, values: tuple[str, ...]) -> str | None:
         """Why argparse would refuse the values, or None."""
-        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-        parser.add_argument(self.name, dest="value", **self.options)
+        if {"action", "nargs"} & {*self.unread}:
+            return None
         try:
-            _, surplus = parser.parse_known_args([self.name, *values])
+            _, surplus = self._parser().parse_known_args([self.name, *values])
         except argparse.ArgumentError as error:
-            return error.message
+            return error.message.split(" (choose from")[0]
         return f"{' '.join(surplus)} is too much" if surplus else None
 
-
-@dataclass(frozen=True)
-class Renaming:
-    """What upstream puts in front of a parser's add_argument: another prefix, and flags left out."""
-
-    function: Function
-
-    def name(self, flag: str) -> str:
-        """`flag` as the wrapper renames it: its f-string with the flag's stem for what isn't known."""
-        for node in ast.walk(self.function.node):
-            match node:
-                case ast.JoinedStr(values=[ast.Constant(value=str() as start), *_] as parts) if (
-                    start[:2] == "--"
-                ):
-                    return "".join(self._part(part, flag.lstrip("-")) for part in parts)
-        raise UnreadableError(ast.unparse(self.function.node))
-
-    def leaves_out(self, destination: str) -> bool:
-        """Whether the wrapper returns without registering: `if ... in <list>: return`."""
-        for node in ast.walk(self.function.node):
-            match node:
-                case ast.If(test=test, body=[ast.Return(value=None)]):
-                    lists = [one.comparators[0] for one in ast.walk(test) if isinstance(one, ast.Compare)]
-                    if any(destination in self._list(one) for one in lists):
-                        return True
-        return False
-
-    def _list(self, node: ast.expr) -> list[str]:
-        try:
-            found = value(node, self.function.scope)
-        except UnreadableError:
-            return []
-        return found if isinstance(found, list) else []
-
-    def _part(self, part: ast.expr, stem: str) -> str:
-        try:
-            return str(value(part, self.function.scope))
-        except UnreadableError:
-            return stem
+    def _parser(self) -> argparse.ArgumentParser:
+        parser = argparse.ArgumentParser(prog="", add_help=False, exit_on_error=False)
+        parser.add_argument(self.name, dest="value", required=True, **self.options)
+        return parser
 
 
 class Registry:
-    """Flags by name. The first registration of a name counts: argparse refuses a second one, and Miles'
-    `reset_arg` changes nothing but the default.
-    """
+    """Flags by name, the first registration of each: a second one changes its default; and where some are lost."""
 
-    def __init__(self, prefix: str = "--") -> None:
+    def __init__(self, sources: Sources) -> None:
         self.flags: dict[str, Registered] = {}
-        self.lost: list[tuple[str, str]] = []  # what could not be read, and where
-        self._prefix = prefix
-        self._renaming: Renaming | None = None
-        self._followed: list[ast.AST] = []
+        self.lost: list[str] = []
+        self._sources, self._seen = sources, list[File]()
+        self._left_out: dict[str, Sequence[str]] = {"sglang_router": ROUTER_LEFT_OUT}
 
-    def follow(self, function: Function, bound: Mapping[str, Any]) -> None:
-        """Registers what `function` adds to its parser, called with the parameters `bound`."""
-        if function.node in self._followed:
-            return
-        taken = function.node.args
-        last = zip(reversed(taken.args), reversed(taken.defaults), strict=False)
-        given = [*last, *zip(taken.kwonlyargs, taken.kw_defaults, strict=True)]
-        defaults = {one.arg: Lazy(node, function.scope) for one, node in given if node is not None}
-        self._followed.append(function.node)
-        self._statements(
-            function.node.body, Scope(function.scope.module, {**function.scope.names, **defaults, **bound})
-        )
-        self._followed.pop()
-
-    def add(self, name: str, destination: str | None, where: str, options: dict[str, Any]) -> None:
-        """`options` as upstream gives them, evaluated where that was possible."""
-        if self._renaming is not None:
-            if self._renaming.leaves_out(destination or name.lstrip("-").replace("-", "_")):
-                return
-            name = self._renaming.name(name)
-        name = name.replace("--", self._prefix, 1)
-        unread = tuple(key for key, given in options.items() if isinstance(given, UnreadableError))
-        kept = {key: given for key, given in options.items() if key not in unread}
-        names = [name]
-        if kept.get("action") is argparse.BooleanOptionalAction:
-            names.append(f"--no-{name.removeprefix('--')}")
-        if kept.get("action") in (*WITHOUT_VALUE, argparse.BooleanOptionalAction):
-            kept = {"action": "store_true"}
-        for one in names:
-            self.flags.setdefault(one, Registered(one, where, kept, unread))
-
-    def _statements(self, body: list[ast.stmt], scope: Scope) -> None:
-        for statement in body:
-            match statement:
-                case ast.FunctionDef() | ast.Import() | ast.ImportFrom():
-                    scope.names.update(bindings([statement], scope))
-                case ast.Assign(targets=[ast.Attribute(attr="add_argument")], value=ast.Name(id=name)):
-                    wrapper = scope.names.get(name)
-                    self._renaming = Renaming(wrapper) if isinstance(wrapper, Function) else None
-                case ast.If(test=test):
-                    for block in _taken(statement, test, scope):
-                        self._statements(block, scope)
-                case ast.For() | ast.While() | ast.With() | ast.Try():
-                    for block in blocks(statement):
-                        self._statements(block, scope)
-                case _:
-                    scope.names.update(bindings([statement], scope))
-                    for node in ast.walk(statement):
-                        if isinstance(node, ast.Call):
-                            self._call(node, scope)
-
-    def _call(self, call: ast.Call, scope: Scope) -> None:
-        match call.func:
-            case ast.Attribute(attr="add_argument"):
-                self._add_argument(call, call.args, scope)
-            case ast.Name(id="reset_arg"):
-                self._add_argument(call, call.args[1:], scope)
-            case ast.Name(id="ArgumentGroupFactory"):
-                self._fields(factory_flags(call, scope), scope.module.where(call))
-            case ast.Name(id="add_cli_args_from_dataclass"):
-                self._fields(annotated_flags(call, scope), scope.module.where(call))
-            case _ if any(isinstance(one, ast.Name) and one.id == "parser" for one in call.args):
-                self._follow_call(call, scope)
-
-    def _follow_call(self, call: ast.Call, scope: Scope) -> None:
-        try:
-            function = value(call.func, scope)
-        except UnreadableError:
-            return
-        if isinstance(function, Function):
-            names = [one.arg for one in function.node.args.args]
-            given = {name: Lazy(node, scope) for name, node in zip(names, call.args, strict=False)}
-            given |= {one.arg: Lazy(one.value, scope) for one in call.keywords if one.arg}
-            self.follow(function, given)
-
-    def _fields(self, fields: Iterator[Field], where: str) -> None:
-        try:
-            for one in fields:
-                for name in one.names:
-                    self.add(name, one.destination, one.where, judged(one.options))
-        except UnreadableError as error:
-            self.lost.append((str(error), where))
-
-    def _add_argument(self, call: ast.Call, names: list[ast.expr], scope: Scope) -> None:
-        given = {one.arg: Lazy(one.value, scope) for one in call.keywords if one.arg}
-        destination = _or_error(given["dest"]) if "dest" in given else None
-        for node in names:
-            name = _or_error(Lazy(node, scope))
-            if isinstance(name, str) and name.startswith("-"):
-                self.add(
-                    name,
-                    destination if isinstance(destination, str) else None,
-                    scope.module.where(call),
-                    judged(given),
+    def read_all(self) -> None:
+        """Reads the parsers at hand. Raises RecipeError for one that is not where it was, or is no Python."""
+        serving = self._sources.file(SERVING)
+        for name, bound in serving.names.items() if serving else ():
+            if LEFT_OUT in name.lower() and isinstance(bound, ast.List):
+                self._left_out["sglang"] = ast.literal_eval(bound)
+        for source in [name for name in PARSERS if name in self._sources.by_name]:
+            file = self._sources.file(PARSERS[source])
+            if file is None or (source == "sglang" and serving and source not in self._left_out):
+                wanted = PARSERS[source] if file is None else f"{SERVING}: a list *{LEFT_OUT}*"
+                raise RecipeError(
+                    f"the parser of {source} is not as it was", expected=wanted, found="nothing"
                 )
+            self.read(file)
+
+    def read(self, file: File, prefix: str = ROUTER_PREFIX) -> None:
+        """Registers what a file adds to a parser, `prefix` first in f-strings, and what those files add whose
+        functions it hands its parser to. Raises RecipeError for a file that is no Python.
+        """
+        if file in self._seen:
+            return
+        self._seen.append(file)
+        for call in [node for node in ast.walk(file.tree) if isinstance(node, ast.Call)]:
+            try:
+                for one in _registrations(call, file, prefix):
+                    self._add(*one)
+                if any(isinstance(one, ast.Name) and one.id == "parser" for one in call.args):
+                    home, _ = file.find(ast.unparse(call.func).partition(".")[0])
+                    if home:
+                        self.read(home, file.literal(_keywords(call).get("prefix"), ROUTER_PREFIX))
+            except (LookupError, TypeError):  # a class that no source has, or UNREAD for a name
+                self.lost.append(file.where(call))
+
+    def _add(self, file: File, node: ast.AST, names: list[str], dest: str, given: Mapping[str, Any]) -> None:
+        package = file.path.parts[0]
+        start = SGLANG_PREFIX if package == "sglang" else "--"
+        names = [start + name.lstrip("-") for name in names]
+        options = {key: value for key, value in given.items() if value is not UNREAD}
+        action = options.pop("action", "store")
+        if action == BOTH_WAYS:
+            names += [f"--no-{name[2:]}" for name in names]
+        if action in SWITCHES:
+            options = {"action": "store_true"}
+        unread = [key for key, value in given.items() if value is UNREAD]
+        for name in names if dest not in self._left_out.get(package, ()) else ():
+            self.flags.setdefault(name, Registered(name, file.where(node), options, unread))
 
 
-def judged(given: Mapping[str, Any]) -> dict[str, Any]:
+def _registrations(call: ast.Call, file: File, prefix: str) -> Iterator[Made]:
+    """What a call registers. Raises LookupError for a class of flags that no source has."""
+    given = _keywords(call)
+    match call.func:
+        case ast.Attribute(attr="add_argument") | ast.Name(id="reset_arg"):
+            texts = [ast.unparse(one).lstrip("f").strip("'\"") for one in call.args]
+            names = [re.sub(r"\{\w+\}", prefix, text) for text in texts if text.startswith("-")]
+            if names:
+                destination = file.literal(given.get("dest"), names[0].lstrip("-").replace("-", "_"))
+                yield file, call, names, destination, _options(given, file)
+        case ast.Name(id="ArgumentGroupFactory" | "add_cli_args_from_dataclass" as maker):
+            megatron = maker == "ArgumentGroupFactory"
+            excluded = file.literal(given.get("exclude"), ())
+            for home, node in file.classes(ast.unparse(call.args[0 if megatron else 1])):
+                for field in node.body:
+                    if isinstance(field, ast.AnnAssign) and ast.unparse(field.target) not in excluded:
+                        yield from _of_field(home, field, megatron=megatron)
+
+
+def _keywords(call: ast.AST | None) -> dict[str, ast.expr]:
+    return {one.arg: one.value for one in getattr(call, "keywords", []) if one.arg}
+
+
+def _options(given: Mapping[str, ast.expr], file: File) -> dict[str, Any]:
     """Of the keywords of an add_argument, those that argparse judges values by."""
-    options = {key: _or_error(given[key]) for key in JUDGED if key in given}
-    if "type" in options and options["type"] not in (bool, float, int, str):
-        options["type"] = UnreadableError("a function of upstream's own")
-    if "action" in options and options["action"] not in (*WITHOUT_VALUE, "store", "append"):
-        options["action"] = _own_action(given["action"], options)
-    return options
+    read = {key: file.literal(given[key]) for key in JUDGED if key in given}
+    if "type" in given:
+        read["type"] = TYPES.get(ast.unparse(given["type"]), UNREAD)
+    if "action" in given and ast.unparse(given["action"]).endswith(BOTH_WAYS):
+        read["action"] = BOTH_WAYS
+    match given.get("choices"):  # the values of an enumeration
+        case ast.ListComp(ast.Attribute(attr="value"), [ast.comprehension(iter=ast.Name(name))]):
+            home, node = file.find(name)
+            members = [one.value for one in getattr(node, "body", []) if isinstance(one, ast.Assign)]
+            values = [home.literal(one) for one in members if home]
+            read["choices"] = UNREAD if UNREAD in values or not values else values
+    return read
 
 
-def _own_action(bound: Any, options: dict[str, Any]) -> Any:
-    """argparse's own action that takes as many values as a class derived from argparse.Action does."""
-    if isinstance(bound, Lazy) and ast.unparse(bound.node).endswith("BooleanOptionalAction"):
-        return argparse.BooleanOptionalAction
-    action = options["action"]
-    if not isinstance(action, Class):
-        return action
-    try:
-        made = action.raw("__init__")
-    except UnreadableError:
-        return "store"
-    nargs = re.search(r"\bnargs=(\d+)", ast.unparse(made.node.args))
-    return "store_true" if nargs and nargs[1] == "0" else "store"
+def _of_field(file: File, field: ast.AnnAssign, *, megatron: bool) -> Iterator[Made]:
+    """Megatron: as annotated, or as metadata "argparse_meta" says. SGLang: if annotated A[type, help or Arg(...)]."""
+    name, about, kind, given = ast.unparse(field.target), _keywords(field.value), field.annotation, {}
+    match kind, about.get("metadata"):
+        case ast.Subscript(ast.Name("A" | "Annotated"), ast.Tuple([kind, arg, *_])), _:
+            given = _keywords(arg)
+        case _, ast.Dict(values=[ast.Dict(keys, values)]):
+            given = {file.literal(key): one for key, one in zip(keys, values, strict=True)}
+    options = {"type": UNREAD} if "type_parser" in given else _typed(kind, file)
+    words = [name]
+    if options["type"] is bool:
+        options = {"action": "store_true"}
+        if megatron and file.literal(about.get("default", field.value)) is not False:
+            words = [f"no_{name}", f"disable_{name}"]
+    names = file.literal(given.get("arg_names"), ["--" + word.replace("_", "-") for word in words])
+    first, more = file.literal(given.get("cli_name"), names[0]), file.literal(given.get("aliases"), [])
+    if "init" not in about and "no_cli" not in given and (megatron or kind is not field.annotation):
+        yield file, field, [first, *names[1:], *more], name, {**options, **_options(given, file)}
 
 
-def _or_error(bound: Any) -> Any:
-    try:
-        return settled(bound)
-    except UnreadableError as error:
-        return error
-
-
-def _taken(statement: ast.If, test: ast.expr, scope: Scope) -> list[list[ast.stmt]]:
-    """The branch that is taken, or both where only running upstream would tell."""
-    try:
-        return [statement.body if value(test, scope) else statement.orelse]
-    except UnreadableError:
-        return [statement.body, statement.orelse]
-
-
-def parser_of(program: Program, module: str, function: str) -> Function | None:
-    """The function, maybe nested, of a module that builds its parser; None where there is none."""
-    found = program.module(module)
-    if found is None:
-        return None
-    for node in [one for statement in found.body for one in ast.walk(statement)]:
-        if isinstance(node, ast.FunctionDef) and node.name == function:
-            return Function(node, Scope(found))
-    return None
+def _typed(annotation: ast.expr, file: File) -> dict[str, Any]:
+    """argparse's options for a type annotation: always a type, maybe UNREAD."""
+    match annotation:
+        case ast.BinOp(inner, _, ast.Constant(None)) | ast.Subscript(ast.Name("Optional"), inner):
+            return _typed(inner, file)
+        case ast.Subscript(ast.Name("List" | "list"), inner):
+            return {**_typed(inner, file), "nargs": "+"}
+        case ast.Subscript(ast.Name("Literal"), ast.Tuple([first, *_]) as inner):
+            kind = type(file.literal(first)).__name__
+            return {"type": TYPES.get(kind, UNREAD), "choices": file.literal(inner)}
+    return {"type": TYPES.get(ast.unparse(annotation), UNREAD)}

@@ -1,4 +1,4 @@
-"""The sources of a job, where they lie, and the parser that they build together."""
+"""The sources of a job, and what a name in one of their files stands for: told from text, nothing is imported."""
 
 from __future__ import annotations
 
@@ -7,90 +7,139 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from recipe.drift.lines import Line, drift, skip
 from recipe.drift.programs import ask
-from recipe.engines.miles.contract.registered import Registered, Registry, parser_of
-from recipe.engines.miles.contract.source import (
-    Function,
-    Program,
-    Scope,
-    Source,
-    UnreadableError,
-    settled,
-)
+from recipe.errors import RecipeError
 from recipe.given import child_environment
 from recipe.pins import PROJECT_ROOT
 from recipe.settings import Checkouts
 
 ROUTER_SECONDS = 60  # a cold start from network storage
-FIND_ROUTER = """
-import importlib.util
-spec = importlib.util.find_spec("sglang_router")
-print(*(spec.submodule_search_locations or () if spec else ()), sep="\\n")
-"""
+FIND_ROUTER = "import importlib.util as u; print(u.find_spec('sglang_router').submodule_search_locations[0])"
+OWNERS = {
+    "miles_plugins": "miles",
+    "sglang_router": "router",
+}  # any other package is of the source of its name
+TOOLS = {"test", "tests", "test_utils", "debug_utils"}  # folders that hold no part of a job
+UNREAD = object()  # the value of an expression that only running the program would tell
 
 
-@dataclass(frozen=True)
-class Root:
-    """Where a source builds its parser: the function of a module; `prefix` is what its flags start with."""
+class Source(NamedTuple):
+    """A folder that packages are imported from; `label` starts what is told of a place in it."""
 
-    source: str
-    module: str
-    function: str
-    prefix: str = "--"
+    label: str
+    folder: Path
 
 
-# In this order: Miles adds to Megatron's parser, SGLang's and the router's flags among its own.
-ROOTS = (
-    Root("megatron", "megatron.training.arguments", "add_megatron_arguments"),
-    Root("miles", "miles.utils.arguments", "add_miles_arguments"),
-)
-# Taken from themselves where there is no Miles that adds them.
-WITHOUT_MILES = (
-    ROOTS[0],
-    Root("sglang", "sglang.srt.server_args", "add_cli_args", "--sglang-"),
-    Root("router", "sglang_router.router_args", "add_cli_args", "--router-"),
-)
-OWNERS = {"--router-": "router", "--sglang-": "sglang"}  # any other flag is Miles' own, or Megatron's
-PACKAGES = {"miles": ("miles", "miles_plugins"), "megatron": ("megatron",), "sglang": ("sglang",)}
+@dataclass(frozen=True, eq=False)
+class File:
+    """A parsed file of a source; `path` is the one below the source's folder."""
 
+    sources: Sources
+    source: Source
+    path: Path
+    tree: ast.Module
 
-@dataclass(frozen=True)
-class Sources:
-    """The sources at hand by name: miles, megatron, sglang, router."""
-
-    by_name: Mapping[str, Source]
+    def where(self, node: ast.AST) -> str:
+        """The place of an expression or statement."""
+        return f"{self.source.label}{self.path}:{getattr(node, 'lineno', 1)}"
 
     @cached_property
-    def program(self) -> Program:
-        """What they and this project can import."""
-        return Program([*self.by_name.values(), Source("", PROJECT_ROOT)])
+    def names(self) -> dict[str, ast.AST]:
+        """What defines each name: a function, a class, a value, an import. The outermost and first counts."""
+        bound: dict[str, ast.AST] = {}
+        for node in ast.walk(self.tree):
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    bound.setdefault(name, node)
+                case ast.ImportFrom(names=aliases):
+                    for alias in aliases:
+                        bound.setdefault(alias.asname or alias.name, node)
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    bound.setdefault(name, value)
+        return bound
+
+    def find(self, name: str) -> tuple[File | None, ast.AST | None]:
+        """Where the name is defined and by what, imports followed. Raises RecipeError for a file that is no Python."""
+        node = self.names.get(name)
+        if not isinstance(node, ast.ImportFrom):
+            return self, node
+        package = self.path.parts[: -node.level] if node.level else ()
+        home = self.sources.file(".".join(filter(None, [*package, node.module])))
+        original = next(one.name for one in node.names if name in (one.asname, one.name))
+        return home.find(original) if home else (None, None)
+
+    def classes(self, name: str) -> Iterator[tuple[File, ast.ClassDef]]:
+        """A class, then those it derives from. Raises LookupError at one that no source has."""
+        home, node = self.find(name)
+        if home is None or not isinstance(node, ast.ClassDef):
+            raise LookupError(name)
+        yield home, node
+        for base in node.bases:
+            yield from home.classes(ast.unparse(base))
+
+    def literal(self, node: ast.expr | None, absent: Any = UNREAD) -> Any:
+        """The value of a literal, or of this file's name for one; else UNREAD. `absent` where there is no node."""
+        value = self.names.get(node.id) if isinstance(node, ast.Name) else node
+        try:
+            return absent if node is None else ast.literal_eval(value) if value else UNREAD
+        except ValueError:
+            return UNREAD
+
+
+@dataclass(frozen=True, eq=False)
+class Sources:
+    """The sources at hand by name: miles, megatron, sglang, router; our own plugins are always there."""
+
+    by_name: Mapping[str, Source]
+    _files: dict[Path, File] = field(default_factory=dict)
+
+    def of(self, package: str) -> Source | None:
+        """The source that has the package."""
+        return {**self.by_name, "recipe": Source("", PROJECT_ROOT)}.get(OWNERS.get(package, package))
+
+    def file(self, module: str) -> File | None:
+        """The file of a module, or None where no source has it. Raises RecipeError for one that is no Python."""
+        parts = module.split(".")
+        source = self.of(parts[0])
+        for path in (Path(*parts[:-1], f"{parts[-1]}.py"), Path(*parts, "__init__.py")) if source else ():
+            if source and (source.folder / path).is_file():
+                return self.at(source, path)
+        return None
+
+    def at(self, source: Source, path: Path) -> File:
+        """A file, parsed once. Raises RecipeError, with the line, for one that is no Python."""
+        whole = source.folder / path
+        try:
+            if whole not in self._files:
+                self._files[whole] = File(self, source, path, ast.parse(whole.read_bytes()))
+        except (SyntaxError, ValueError) as error:
+            where = f"{whole}:{getattr(error, 'lineno', None) or 1}"
+            raise RecipeError("a source file can't be read", found=error, where=where) from None
+        return self._files[whole]
+
+    def texts(self, package: str, below: str = "") -> Iterator[tuple[Source, Path, str]]:
+        """The files of a package, in order, without tests and tools."""
+        source = self.of(package)
+        for path in sorted((source.folder / package / below).rglob("*.py")) if source else ():
+            if source and not TOOLS & {*(part := path.relative_to(source.folder)).parts}:
+                yield source, part, path.read_text(errors="replace")
 
     def lacking(self, flag: str) -> list[str]:
-        """The sources not at hand that may register the flag."""
-        owner = next((name for start, name in OWNERS.items() if flag.startswith(start)), "megatron")
+        """The sources not at hand that may register the flag: Miles, and the one that its name tells."""
+        start = flag.split("-")[2]
+        owner = start if start in ("router", "sglang") else "megatron"
         return [name for name in ("miles", owner) if name not in self.by_name]
-
-    @property
-    def searched(self) -> list[tuple[Source, Path]]:
-        """The folders in which variables are read, our plugins' first."""
-        parts = [(source, part) for name, source in self.by_name.items() for part in PACKAGES.get(name, ())]
-        own = (Source("", PROJECT_ROOT), "recipe/plugins")
-        return [(source, source.folder / part) for source, part in (own, *parts)]
 
 
 def sources_of(chosen: Checkouts) -> Sources:
     """Those of the settings whose folders are there, and the router that the training Python would import."""
-    folders = {
-        "miles": chosen.miles_dir,
-        "megatron": chosen.megatron_path,
-        "sglang": chosen.sglang_dir / "python",
-        "router": _router(),
-    }
+    folders: dict[str, Path | None] = {"miles": chosen.miles_dir, "megatron": chosen.megatron_path}
+    folders |= {"sglang": chosen.sglang_dir / "python", "router": _router()}
     present = {name: one for name, one in folders.items() if one is not None and os.access(one, os.R_OK)}
     return Sources({name: Source(f"{folder}/", folder) for name, folder in present.items()})
 
@@ -100,48 +149,5 @@ def _router() -> Path | None:
     own = os.path.dirname(sys.executable)  # noqa: PTH120 - a link must not be followed
     folders = child_environment().get("PATH", "").split(os.pathsep)
     python = shutil.which("python3", path=os.pathsep.join(one for one in folders if one != own))
-    if python is None:
-        return None
-    done = ask([python, "-c", FIND_ROUTER], folder=Path("/"), seconds=ROUTER_SECONDS)
-    places = done.stdout.split("\n")[0] if done.returncode == 0 else ""
-    return Path(places).parent if places else None
-
-
-def registry(sources: Sources, known: Registry) -> Iterator[Line]:
-    """Fills `known`; a line for each parser that is not where it was. Raises UnparsableError."""
-    for root in ROOTS if "miles" in sources.by_name else WITHOUT_MILES:
-        if root.source not in sources.by_name:
-            continue
-        found = parser_of(sources.program, root.module, root.function)
-        if found is None:
-            yield drift(
-                f"the parser of {root.source}",
-                expected=f"{root.function} in {root.module}",
-                found="nothing of that name",
-                where=sources.by_name[root.source].folder,
-                run="make pins-check",
-            )
-            continue
-        part = Registry(root.prefix)
-        part.follow(found, {})
-        known.flags = part.flags | known.flags
-        for lost, where in part.lost:
-            yield skip(f"the flags of {where}", f"{lost} can't be read")
-
-
-def own_flags(sources: Sources, generate: str) -> dict[str, Registered]:
-    """The flags that the generate function of Miles of this dotted path adds: `generate.add_arguments = ...`."""
-    module = sources.program.module(generate.rpartition(".")[0]) if generate else None
-    part = Registry()
-    if module is None:
-        return {}
-    for statement in module.body:
-        match statement:
-            case ast.Assign(targets=[ast.Attribute(attr="add_arguments")], value=ast.Name(id=name)):
-                try:
-                    adding = settled(Scope(module).raw(name))
-                except UnreadableError:
-                    continue
-                if isinstance(adding, Function):
-                    part.follow(adding, {})
-    return part.flags
+    done = python and ask([python, "-c", FIND_ROUTER], folder=Path("/"), seconds=ROUTER_SECONDS)
+    return Path(done.stdout.strip()).parent if done and done.returncode == 0 else None

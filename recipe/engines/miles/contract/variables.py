@@ -2,137 +2,66 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from itertools import chain
 
 from recipe.drift.lines import Line, drift, skip
-from recipe.engines.miles.contract.source import Source, UnparsableError, parse
+from recipe.engines.miles.contract.sources import Sources
 from recipe.engines.miles.environment import RUN_MARK
 
-# Functions of recipe/plugins/environment.py; any other function that reads has "env" in its name.
-OWN_READERS = ("required", "optional")
-WRITERS = ("set", "put", "del", "unset")
-
-
-class Elsewhere(NamedTuple):
-    """Who reads the variables that match, though no source of it is here."""
-
-    names: str
-    reader: str
-    why: str
-
-
-ELSEWHERE = (
-    Elsewhere("NCCL_.*", "NCCL", "a compiled library in the image"),
-    Elsewhere("GLOO_SOCKET_IFNAME", "PyTorch's Gloo", "a compiled library in the image"),
-    Elsewhere("CUDA_.*", "the CUDA driver", "a compiled library in the image"),
-    Elsewhere("RAY_.*", "Ray", "its compiled core, and its package in the image"),
-    Elsewhere("TORCHINDUCTOR_CACHE_DIR", "PyTorch", "its package in the image"),
-    Elsewhere("PYTHON(PATH|UNBUFFERED)", "Python", "the interpreter itself"),
-    Elsewhere("MASTER_ADDR", "PyTorch", "its package in the image"),
-    Elsewhere("(no|http|https)_proxy", "every HTTP client", "packages in the image"),
-    Elsewhere("NETRC|WANDB_.*", "Weights & Biases and its HTTP client", "packages in the image"),
-    Elsewhere("SPT_NOENV", "setproctitle", "a compiled library in the image"),
-    Elsewhere(RUN_MARK, "this launcher", "it looks for it among the processes of a node"),
-)
+PACKAGES = ("miles", "miles_plugins", "megatron", "sglang")
+# Filled with a variable's name and with what stands for it in a file: the name in quotes, or a constant for it.
+# Functions that read have "env" in their name and set nothing, or are those of recipe/plugins/environment.py.
+READ = r"""
+    (?: \benviron\.get | \b(?!set|put|del|unset|environ\b)\w*(?i:env)\w* | \b(?:required|optional) ) \(\s*(?:{named})
+  | \benviron\[(?:{named})\](?!\s*=[^=])
+  | (?:{named})\s+(?:not\s+)?in\s+(?:os\.)?environ\b
+  | \benvs\.{name}\.get\(
+"""
+# Who reads the variables that match, though no source of it is here.
+ELSEWHERE = {
+    "(NCCL|CUDA)_.*|GLOO_SOCKET_IFNAME|SPT_NOENV": "a compiled library in the image",
+    "RAY_.*|TORCHINDUCTOR_CACHE_DIR|MASTER_ADDR": "Ray and PyTorch, packages in the image",
+    "(no|http|https)_proxy|NETRC|WANDB_.*": "Weights & Biases and HTTP clients, packages in the image",
+    "PYTHON(PATH|UNBUFFERED)": "Python, the interpreter itself",
+    RUN_MARK: "this launcher, which looks for it among the processes of a node",
+}
 # Set by the reference's runs, and read in no public version of Miles, Megatron or SGLang that we found.
 DOUBTFUL = ("SGLANG_SERVER_ENGINE_ROLLOUT_RETURN_LOGPROB",)
 
 
-def lines(
-    names: Iterable[str], folders: list[tuple[Source, Path]], missing: Sequence[str] = ()
-) -> Iterator[Line]:
-    """One line a variable, and one for each file that is no Python. `folders` are searched in order; a variable
-    that nobody reads there is not judged when sources are `missing`.
-    """
-    names = list(names)
-    found: dict[str, str] = {}
-    for source, folder in folders:
-        for path in _files(folder, [name for name in names if name not in found]):
-            try:
-                for name, line in _reads(path, names):
-                    found.setdefault(name, source.where(path, line))
-            except UnparsableError as error:
-                yield Line("DRIFT", "a source file", {**error.facts, "run": "make pins-check"})
+def lines(names: Iterable[str], sources: Sources) -> Iterator[Line]:
+    """One line a variable. One that nobody reads is a drift, or not judged when a source is missing."""
+    names, found = list(names), dict[str, str]()
+    named = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b")
+    folders = [("recipe", "plugins"), *((one, "") for one in PACKAGES)] if names else []
+    for source, path, text in chain.from_iterable(sources.texts(*one) for one in folders):
+        for name in {*named.findall(text)} - found.keys():
+            read = _read(name, text)
+            if read:
+                found[name] = f"{source.label}{path}:{text.count('\n', 0, read.start()) + 1}"
+    missing = [name for name in PACKAGES if not sources.of(name)]
     for name in names:
         yield _line(name, found.get(name), missing)
 
 
+def _read(name: str, text: str) -> re.Match[str] | None:
+    """Where the text reads the variable first; a setting of it is none."""
+    quoted = rf"[\"']{name}[\"']"
+    constants = re.findall(rf"^\s*(\w+)\s*=\s*{quoted}", text, re.MULTILINE)
+    named = "|".join([quoted, *(rf"{one}\b" for one in constants)])
+    return re.search(READ.format(name=name, named=named), text, re.VERBOSE)
+
+
 def _line(name: str, where: str | None, missing: Sequence[str]) -> Line:
     label = f"variable {name}"
-    if where is not None:
-        return Line("ok", label, {"expected": "a reader", "found": "read", "where": where})
-    for one in ELSEWHERE:
-        if re.fullmatch(one.names, name):
-            return Line(
-                "ok", label, {"expected": "a reader", "found": f"read by {one.reader}", "where": one.why}
-            )
+    elsewhere = next((reader for names, reader in ELSEWHERE.items() if re.fullmatch(names, name)), None)
+    if where or elsewhere:
+        return Line("ok", label, {"expected": "a reader", "found": "read", "where": f"{where or elsewhere}"})
     if name in DOUBTFUL:
         return skip(label, "the reference sets it, but no source here reads it")
     if missing:
         return skip(label, f"there is no {' and no '.join(missing)} that may read it")
-    return drift(
-        label,
-        expected="a reader",
-        found="nobody reads it",
-        where="recipe/engines/miles/environment.py",
-        run="make pins-check, or leave it out",
-    )
-
-
-def _files(folder: Path, names: list[str]) -> Iterator[Path]:
-    """The files below `folder` that have one of the names in their text; tests are no readers."""
-    if not names:
-        return
-    pattern = re.compile(rb"\b(?:" + b"|".join(re.escape(name.encode()) for name in names) + rb")\b")
-    for path in sorted(folder.rglob("*.py")):
-        if not {"test", "tests"} & set(path.relative_to(folder).parts) and pattern.search(path.read_bytes()):
-            yield path
-
-
-def _reads(path: Path, names: list[str]) -> Iterator[tuple[str, int]]:
-    """Each reading of one of the variables with its line; a setting of it is none."""
-    tree = parse(path)
-    constants = {
-        target.id: node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    for node in ast.walk(tree):
-        read = _read(node)
-        if isinstance(read, ast.Name):
-            read = constants.get(read.id)
-        name = read.value if isinstance(read, ast.Constant) else read
-        if name in names and isinstance(name, str):
-            yield name, getattr(node, "lineno", 1)
-
-
-def _read(node: ast.AST) -> ast.expr | str | None:
-    """The expression of the name that a node reads from the environment, or the name itself."""
-    match node:
-        case ast.Call(func=function, args=[first, *_]) if _reader(ast.unparse(function)):
-            return first
-        case ast.Subscript(value=owner, slice=key, ctx=ast.Load()) if _environ(owner):
-            return key
-        case ast.Compare(left=left, ops=[ast.In() | ast.NotIn()], comparators=[owner]) if _environ(owner):
-            return left
-        case ast.Attribute(value=ast.Attribute(value=ast.Name(id="envs"), attr=name), attr="get"):
-            return name
-    return None
-
-
-def _environ(owner: ast.expr) -> bool:
-    return ast.unparse(owner).split(".")[-1] == "environ"
-
-
-def _reader(function: str) -> bool:
-    """Whether a function of this name reads what its first argument names."""
-    *owner, name = function.split(".")
-    if owner and owner[-1] == "environ":
-        return name == "get"
-    return name in OWN_READERS or ("env" in name.lower() and not name.lower().startswith(WRITERS))
+    where, mend = "recipe/engines/miles/environment.py", "make pins-check, or leave it out"
+    return drift(label, expected="a reader", found="nobody reads it", where=where, run=mend)
