@@ -9,7 +9,7 @@ DEV := $(LOCAL) --group dev --
 export MAKE_VARIABLES = $(MAKEOVERRIDES)
 
 .DEFAULT_GOAL := help
-.PHONY: help smoke learn train-camel train-terminus2 plan harbor contract prepare dataset export settings pins-check pins-bump flake-check test lint format types bench
+.PHONY: help smoke learn train-camel train-terminus2 doctor plan harbor contract prepare dataset export settings pins-check pins-bump flake-check test lint format types bench
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -25,6 +25,9 @@ train-camel:  ## train Inkling-Small with the CAMEL agent, on the cluster whose 
 
 train-terminus2:  ## the same with the Terminus-2 agent
 	@$(BASE) -- recipe train-terminus2
+
+doctor:  ## check all that a launch would, on every node, and change nothing
+	@$(BASE) -- recipe doctor
 
 plan:  ## work out memory, disk, time and sandbox-hours of a run, each with its formula and source
 	@$(BASE) -- recipe plan

@@ -16,6 +16,7 @@ from rich.console import Console
 from recipe.container.commands import app as container
 from recipe.errors import BadInputError, RecipeError
 from recipe.run.interrupts import Interruption, Interrupts
+from recipe.settings import Settings
 from recipe.tasks.commands import app as dataset
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -116,7 +117,7 @@ def export(
     from recipe.model import export as exporting
     from recipe.resolve import load_sources
 
-    chosen = load_sources(assignments or ())
+    chosen = _without_dry_run(load_sources(assignments or ()))
     checkpoint = exporting.checkpoint_of(run, iteration) if (run / "checkpoints").is_dir() else run
     exporting.export(checkpoint, out, chosen.model_dir, Console())
     if push:
@@ -131,7 +132,7 @@ def harbor(assignments: Assignments = None) -> None:
     from recipe.pins import load_pins
     from recipe.resolve import load_sources
 
-    installed = install(load_sources(assignments or ()), load_pins(), print)
+    installed = install(_without_dry_run(load_sources(assignments or ())), load_pins(), print)
     print(f"Harbor is at {installed.checkout}, its Python is {installed.python}")
 
 
@@ -150,6 +151,30 @@ def contract(
     chosen = load_sources(assignments or ())
     variables = environment(chosen, "http://head:11000", chosen.run_dir)
     sys.exit(check.report(chosen, flags(chosen, chosen.run_dir), variables, as_json=as_json))
+
+
+@app.command()
+def doctor(
+    assignments: Assignments = None,
+    *,
+    only: Annotated[list[str] | None, typer.Option(help="Name of a check; may be repeated.")] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option(help="Name of a check to leave out; may be repeated.")
+    ] = None,
+    cluster: Annotated[bool, typer.Option(help="Ask Ray and the nodes as well.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check all that a launch would, and change nothing: one table of checks, one of the nodes."""
+    from recipe.doctor.report import report as report_checks
+    from recipe.resolve import NOT_NEEDED, load_sources
+
+    chosen = load_sources(assignments or ())
+    if cluster and chosen.source("head_ip") == NOT_NEEDED:
+        raise BadInputError(
+            "HEAD_IP is not set", expected="the head node's address, or --no-cluster", where="recipe doctor"
+        )
+    left_out = [*chosen.skipped_checks, *(skip or ())]
+    sys.exit(report_checks(chosen, only or (), left_out, as_json=as_json, cluster=cluster))
 
 
 @app.command()
@@ -274,10 +299,12 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if not full and error.filename is None:
             raise
-        print(f"error: the disk is full\n  where    {error.filename or 'the run folder'}", file=sys.stderr)
-        sys.exit(1)
+        problem = "the disk is full" if full else f"a file can't be used: {error.strerror}"
+        print(f"error: {problem}\n  where    {error.filename or 'the run folder'}", file=sys.stderr)
+        sys.exit(1 if full else BadInputError.exit_code)
 
 
 @contextmanager
@@ -293,6 +320,13 @@ def _check_working_directory() -> None:
         Path.cwd()
     except OSError as error:
         raise BadInputError("the working directory is gone", found=error, run='cd "$HOME"') from error
+
+
+def _without_dry_run(settings: Settings) -> Settings:
+    """Of a command that has no dry run. Raises BadInputError when one was asked for."""
+    if settings.dry_run:
+        raise BadInputError("this command has no dry run", where=settings.source("dry_run"))
+    return settings
 
 
 def _start(command: str, words: list[str], *, as_json: bool) -> None:

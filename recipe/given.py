@@ -55,6 +55,12 @@ def hub_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("HF_")}
 
 
+def ray_token() -> dict[str, str]:
+    """The header by which a Ray with token authentication lets us in, when RAY_AUTH_TOKEN is set."""
+    token = os.environ.get("RAY_AUTH_TOKEN")
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
 def arguments(words: Iterable[str], known: Collection[str], secret: Collection[str]) -> Given:
     """NAME=VALUE words, and those of make's command line, which the Makefile exports as one variable.
 

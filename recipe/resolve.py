@@ -18,6 +18,8 @@ from recipe.given import Given
 from recipe.presets import preset_of
 from recipe.settings import NAMES, SECRETS, Checkouts, Settings
 
+# The source of a value that stands in for one that a command does without.
+NOT_NEEDED = "none is needed"
 # Of a bad value, as much is shown as fits on a line beside its label.
 SHOWN_CHARACTERS = 80
 
@@ -35,7 +37,7 @@ def load_checkouts(arguments: Iterable[str] = ()) -> Checkouts:
 
 def load_sources(arguments: Iterable[str] = ()) -> Settings:
     """The settings of production for what needs no run: the tasks and the head node need not be given."""
-    stand_in = {"tasks_dir": (".", "none is needed"), "head_ip": ("localhost", "none is needed")}
+    stand_in = {"tasks_dir": (".", NOT_NEEDED), "head_ip": ("localhost", NOT_NEEDED)}
     return resolve(stand_in | _given(None, arguments) | {"engine": ("miles", "this command")})
 
 
@@ -43,7 +45,15 @@ def restore(public: dict[str, Any]) -> Settings:
     """The settings of a run from their dump; secrets, which it lacks, from the environment or its `.env` file."""
     file = public["env_file"]
     found = given.env_file(file, NAMES, required=False) | given.environment(NAMES)
-    return Settings.model_validate(public | {name: found[name][0] for name in SECRETS if name in found})
+    try:
+        return Settings.model_validate(public | {name: found[name][0] for name in SECRETS if name in found})
+    except ValidationError as error:
+        names = ", ".join(sorted({str(problem["loc"][0]).upper() for problem in error.errors()}))
+        raise BadInputError(
+            "the run's settings are not those of this version",
+            found=names,
+            run="git checkout the commit that run_manifest.json names",
+        ) from None
 
 
 def _given(command: str | None, words: Iterable[str]) -> Given:

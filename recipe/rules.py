@@ -88,6 +88,13 @@ RULES = (
         "both servers run on this machine",
         engine="local",
     ),
+    Rule(
+        ("deterministic", "agent"),
+        "no DETERMINISTIC=1 with AGENT=terminus-2",
+        lambda s: not s.deterministic or s.agent == "camel",
+        "what a terminal shows when it is looked at depends on the clock",
+        engine="local",
+    ),
     # What the cluster's job relies on.
     Rule(
         ("head_ip", "cluster_config"),

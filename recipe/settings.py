@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,20 +11,33 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, SecretStr
 
-ADDRESS = r"^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$"
-ADDRESS_FORM = "an IPv4 address or a host's name"
+INTERFACE = r"^[\w.:,=^-]+$"
+INTERFACE_FORM = "the name of a network interface"
 WORD = r"^[\w.-]+$"
 WORD_FORM = "letters, digits and . _ - only"
 
 
 def _absolute(path: Path) -> Path:
+    if any(ord(character) < ord(" ") for character in str(path)):
+        raise ValueError("a path without control characters")
     try:
         return path.expanduser().absolute()
     except RuntimeError as error:  # ~name of no user
         raise ValueError(str(error)) from error
 
 
+def _address(text: str) -> str:
+    try:
+        named = not text.replace(".", "").isdigit() and re.fullmatch(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*", text)
+        if named or ipaddress.IPv4Address(text) != ipaddress.IPv4Address(0):
+            return text
+    except ValueError:
+        pass
+    raise ValueError("the IPv4 address or the name of one host")
+
+
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+Address = Annotated[str, AfterValidator(_address)]
 
 
 def setting(
@@ -78,11 +93,8 @@ class Settings(Checkouts):
     tasks_dir: AbsolutePath = setting(meaning="folder of Harbor task directories")
 
     # The cluster.
-    head_ip: str | None = setting(
-        None,
-        meaning="address of Ray's head node, on which the launcher runs; or CLUSTER_CONFIG names it",
-        pattern=ADDRESS,
-        form=ADDRESS_FORM,
+    head_ip: Address | None = setting(
+        None, meaning="address of Ray's head node, on which the launcher runs; or CLUSTER_CONFIG names it"
     )
     cluster_config: AbsolutePath | None = setting(
         None, meaning="YAML with gpus_per_node, head.ip and workers[].ip, in place of HEAD_IP and NUM_NODES"
@@ -93,9 +105,14 @@ class Settings(Checkouts):
     gpus_per_node: int = setting(8, unit="GPUs", meaning="only 8", ge=1)
     ray_dashboard_port: int = setting(8265, meaning="of Ray's dashboard on HEAD_IP", ge=1, le=65535)
     nccl_socket_ifname: str | None = setting(
-        None, meaning="interface of the interconnect, when it is not that of the default route"
+        None,
+        meaning="interface of the interconnect, when it is not that of the default route",
+        pattern=INTERFACE,
+        form=INTERFACE_FORM,
     )
-    gloo_socket_ifname: str | None = setting(None, meaning="the same for Gloo")
+    gloo_socket_ifname: str | None = setting(
+        None, meaning="the same for Gloo", pattern=INTERFACE, form=INTERFACE_FORM
+    )
     strict_pins: bool = setting(
         default=False, meaning="1: a checkout that is not at its pin is an error, not a warning"
     )
@@ -125,16 +142,21 @@ class Settings(Checkouts):
     )
 
     # Rollouts and optimizer steps.
-    num_rollout: int = setting(100, unit="rollouts", meaning="rollouts, one optimizer step each", ge=1)
-    rollout_batch_size: int = setting(16, unit="groups", meaning="complete groups kept per rollout", ge=1)
+    num_rollout: int = setting(
+        100, unit="rollouts", meaning="rollouts, one optimizer step each", ge=1, le=10**6
+    )
+    rollout_batch_size: int = setting(
+        16, unit="groups", meaning="complete groups kept per rollout", ge=1, le=10**5
+    )
     over_sampling_batch_size: int = setting(
-        20, unit="groups", meaning="groups started per rollout; the surplus is aborted", ge=1
+        20, unit="groups", meaning="groups started per rollout; the surplus is aborted", ge=1, le=10**5
     )
     n_samples_per_prompt: int = setting(
         8,
         unit="trials",
         meaning="trials per prompt, the GRPO group; one alone has no spread to learn from",
         ge=2,
+        le=10**4,
     )
     global_batch_size: int = setting(
         unit="samples",
@@ -159,7 +181,9 @@ class Settings(Checkouts):
         ge=2,
     )
     max_response_len: int = setting(16384, unit="tokens", meaning="of one model turn", ge=1)
-    seed: int = setting(42, meaning="keys every random stream and the order of the prompts", ge=0)
+    seed: int = setting(
+        42, meaning="keys every random stream and the order of the prompts", ge=0, le=2**32 - 1
+    )
     deterministic: bool = setting(
         default=False,
         meaning="1: the same seed gives the same metrics on the same machine; slower; engine local only",
@@ -237,11 +261,15 @@ class Settings(Checkouts):
         meaning="how the job reaches the agent server",
         derived="http://HEAD_IP:AGENT_SERVER_PORT; with the engine local, what it was given",
         factory=lambda data: _agent_server_url(data),
-        pattern=r"^http://[^\s/@]+$",
+        pattern=r"^http://[A-Za-z0-9.-]+:\d{1,5}$",
         form="http://HOST:PORT",
     )
     session_servers: int = setting(
-        64, unit="processes", meaning="that keep the trials' token ids, 1.3 GB each; engine miles", ge=1
+        64,
+        unit="processes",
+        meaning="that keep the trials' token ids, 1.3 GB each; engine miles",
+        ge=1,
+        le=1024,
     )
     session_server_port: int = setting(
         30000,
@@ -307,7 +335,12 @@ class Settings(Checkouts):
         form="a type of Harbor",
     )
     daytona_api_key: SecretStr | None = setting(None, meaning="of Daytona")
-    daytona_api_url: str | None = setting(None, meaning="another address of Daytona")
+    daytona_api_url: str | None = setting(
+        None,
+        meaning="another address of Daytona",
+        pattern=r"^https?://[^\s/@?#]+(/[^\s?#]*)?$",
+        form="http(s)://HOST/PATH, without a password or a query",
+    )
     modal_token_id: SecretStr | None = setting(
         None, meaning="of Modal; or `modal token new` writes ~/.modal.toml"
     )
@@ -337,6 +370,10 @@ class Settings(Checkouts):
         ge=1,
     )
 
+    skip_checks: str = setting(
+        "",
+        meaning="names of checks of `recipe doctor` to leave out, with commas between; the manifest has them",
+    )
     env_file: AbsolutePath = setting(
         Path(".env"), meaning="file of NAME=VALUE lines; may be missing, unless named", validate_default=True
     )
@@ -352,6 +389,11 @@ class Settings(Checkouts):
     def builds_prompt_data(self) -> bool:
         """Whether PROMPT_DATA was not given: then the launcher writes it."""
         return "prompt_data" not in self._sources
+
+    @property
+    def skipped_checks(self) -> list[str]:
+        """The names in SKIP_CHECKS."""
+        return [name.strip() for name in self.skip_checks.split(",") if name.strip()]
 
     @property
     def run_dir(self) -> Path:

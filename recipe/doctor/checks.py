@@ -1,26 +1,26 @@
-"""What must hold before a run: each check looks at one thing and changes nothing.
-
-Those of INPUT are about what the user gave and hold on any machine; those of HERE are about the machine on which
-the launcher is started.
-"""
+"""What must hold before a run, as far as it needs no cluster: each check looks at one thing and changes nothing."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from recipe.doctor import head_node
+from recipe.doctor import accounts, head_node
 from recipe.doctor.lineage import lineage
+from recipe.doctor.results import Check, Result, require, skipped
 from recipe.errors import BadInputError
+from recipe.harbor import backends
 from recipe.process import LOOPBACK, free_port, port_is_free
 from recipe.run.folder import existing_part
 from recipe.settings import Settings
 from recipe.tasks.prompts import Row, agent_timeout_sec, build_rows, check_tasks_exist, read_prompt_data
 
 GIB = 2**30
+NO_ACCOUNT = ("local", "docker")
+EVERY_INTERFACE = "0.0.0.0"  # noqa: S104 - only tried
 # A checkpoint is 52 MB, trials and samples of ten rollouts about 100 MB.
 RUN_FOLDER_BYTES = 1 * GIB
 # Ray's logs, what its object store spills (256 MB at most), the sandboxes' files.
@@ -29,9 +29,6 @@ TEMPORARY_BYTES = 1 * GIB
 MEMORY_BYTES = 6 * GIB
 # A socket's path has at most 107 bytes, and Ray adds 77 to the folder of temporary files.
 TEMPORARY_PATH_BYTES = 30
-
-
-Check = Callable[[Settings], Iterator[BadInputError]]
 
 
 def prompt_rows(settings: Settings) -> list[Row]:
@@ -139,6 +136,11 @@ def memory(_settings: Settings) -> Iterator[BadInputError]:
         )
 
 
+def sandbox_backend(settings: Settings) -> Iterator[BadInputError]:
+    """SANDBOX_BACKEND can be used from here, with the credentials that were given."""
+    yield from backends.check(settings)
+
+
 def agent_server_port(settings: Settings) -> Iterator[BadInputError]:
     """The agent server's address can be bound, and its port, when it was asked for by number."""
     host = settings.agent_server_host
@@ -152,64 +154,86 @@ def agent_server_port(settings: Settings) -> Iterator[BadInputError]:
             where=settings.source("agent_server_host"),
         )
         return
-    yield from _port_in_use(settings, "agent_server_port", host)
+    yield from _ports_in_use(settings, "agent_server_port", host)
 
 
-def session_server_port(settings: Settings) -> Iterator[BadInputError]:
-    """So can the session server's."""
-    yield from _port_in_use(settings, "session_server_port", LOOPBACK)
+def session_server_ports(settings: Settings) -> Iterator[BadInputError]:
+    """The ports of the session servers can be bound."""
+    on_cluster = settings.engine == "miles"
+    host, count = (EVERY_INTERFACE, settings.session_servers) if on_cluster else (LOOPBACK, 1)
+    yield from _ports_in_use(settings, "session_server_port", host, count)
 
 
-def _port_in_use(settings: Settings, name: str, host: str) -> Iterator[BadInputError]:
-    port = getattr(settings, name)
-    if port and not port_is_free(port, host):
+def _ports_in_use(settings: Settings, name: str, host: str, count: int = 1) -> Iterator[BadInputError]:
+    first = getattr(settings, name)
+    taken = [port for port in range(first, first + count) if port and not port_is_free(port, host)]
+    if taken:
         yield BadInputError(
             f"{name.upper()} is in use",
-            expected="a free port, or another number",
-            found=port,
+            expected=f"free: {first} to {first + count - 1}"
+            if count > 1
+            else "a free port, or another number",
+            found=", ".join(map(str, taken)),
             where=settings.source(name),
-            run=f"ss -ltnp 'sport = :{port}'",
+            run=f"ss -ltnp 'sport = :{taken[0]}'",
         )
 
 
-INPUT: tuple[Check, ...] = (run_folder_is_new, runs_root_is_a_folder, prompts_have_tasks, deadlines)
-HERE: dict[str, tuple[Check, ...]] = {
-    "local": (
-        weights_to_start_from,
-        disk_space,
-        temporary_folder,
-        memory,
-        agent_server_port,
-        session_server_port,
-    ),
-    "miles": (*head_node.CHECKS, weights_to_start_from, agent_server_port),
-}
+CHECKS = (
+    Check("run folder", run_folder_is_new, "two runs write into one folder", "input"),
+    Check("runs root", runs_root_is_a_folder, "nothing can be written", "input"),
+    Check("tasks", prompts_have_tasks, "prompts without a task are skipped in silence", "input"),
+    Check("deadlines", deadlines, "trials are cut off ungraded, and their groups dropped", "input"),
+    Check("W&B key", accounts.wandb_key, "the job ends when it logs in", "account", "miles"),
+    Check("sandbox account", accounts.sandbox_account, "no sandbox starts: every group drops", "account"),
+    Check("sandbox backend", sandbox_backend, "no sandbox starts: every group drops"),
+    Check("weights", weights_to_start_from, "training goes on from other weights than meant"),
+    Check("disk", disk_space, "the disk is full in the middle of a save", engine="local"),
+    Check("temporary folder", temporary_folder, "Ray's sockets can't be made", engine="local"),
+    Check("free memory", memory, "the kernel ends a process of the run", engine="local"),
+    Check("model", head_node.model, "SGLang or Megatron finds no weights", engine="miles"),
+    Check("checkouts", head_node.checkouts, "train.py is not there", engine="miles"),
+    Check("agent server's port", agent_server_port, "the agent server can't listen"),
+    Check("session servers' ports", session_server_ports, "a session server can't listen"),
+)
 
 
-def check(settings: Settings) -> None:
-    """Runs every check. Raises BadInputError with all that was found."""
-    _raise([*_findings(INPUT, settings), *here(settings)])
+def look(
+    settings: Settings, only: Collection[str] = (), skip: Collection[str] = (), *, here: bool = True
+) -> list[Result]:
+    """A result for each chosen check; without `here`, those of a cluster's head node are skipped."""
+    results = []
+    for check in CHECKS:
+        if check.engine in ("", settings.engine) and (not only or check.name in only):
+            reason = "as asked" if check.name in skip else _unasked(check, settings, here=here)
+            results.append(skipped(check.name, reason) if reason else check.look(settings))
+    return results
+
+
+def _unasked(check: Check, settings: Settings, *, here: bool) -> str:
+    """Why a check can't be made, or nothing."""
+    if check.findings is accounts.sandbox_account and settings.sandbox_backend not in (
+        "daytona",
+        *NO_ACCOUNT,
+    ):
+        return f"{settings.sandbox_backend} is no plain HTTP service: only its own client can ask"
+    return "" if here or check.place != "here" else "it is about the head node"
+
+
+def check(settings: Settings, skip: Collection[str] = ()) -> list[str]:
+    """Runs every check but those of `skip`, which it returns. Raises BadInputError with all that was found."""
+    return require(look(settings, skip=skip))
 
 
 def check_input(settings: Settings) -> None:
-    """The checks of INPUT. Raises BadInputError with all that was found."""
-    _raise(_findings(INPUT, settings))
+    """The checks of what was given, which hold on any machine. Raises BadInputError with all that was found."""
+    require(check.look(settings) for check in CHECKS if check.place == "input")
 
 
 def here(settings: Settings) -> list[BadInputError]:
     """What on this machine would refuse a start."""
-    return _findings(HERE[settings.engine], settings)
-
-
-def _findings(checks: Sequence[Check], settings: Settings) -> list[BadInputError]:
-    return [finding for one in checks for finding in one(settings)]
-
-
-def _raise(findings: list[BadInputError]) -> None:
-    if len(findings) == 1:
-        raise findings[0]
-    if findings:
-        raise BadInputError("\n".join(str(finding) for finding in findings))
+    of_engine = [one for one in CHECKS if one.place == "here" and one.engine in ("", settings.engine)]
+    return [finding for one in of_engine for finding in one.findings(settings)]
 
 
 def _gib(size: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from recipe.errors import BadInputError
-from recipe.harbor import backends
 from recipe.settings import Settings
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -40,6 +39,3 @@ def checkouts(settings: Settings) -> Iterator[BadInputError]:
                 where=f"{folder} ({settings.source(name)})",
                 run="start in the recipe's image: recipe container start",
             )
-
-
-CHECKS = (model, checkouts, backends.check)

@@ -8,6 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from recipe import settings_tables
+from recipe.doctor import symptoms
 from recipe.drift.lines import Line, drift, ok
 from recipe.errors import BadInputError, RecipeError
 from recipe.files import read_text, write_whole
@@ -58,6 +59,7 @@ class Rendered:
 # Whoever adds a file that is written from the pins adds it here.
 RENDERED = (
     Rendered("docs/settings.md", lambda _pins, _text: settings_tables.markdown()),
+    Rendered("docs/symptoms.md", lambda _pins, text: symptoms.markdown(text)),
     Rendered(".env.example", lambda _pins, _text: settings_tables.env_example()),
     Rendered("README.md", versions),
 )

@@ -1,23 +1,26 @@
 """What the cluster's nodes have and what earlier runs left on them: a short job that prints one line of JSON.
 
-Run on the cluster as `python3 -P -m recipe.plugins.nodes`. With `--clean RUN ...` it ends the leftovers of these
-runs. A process belongs to a run when its own environment says so, and no other process is ever ended. Standard
-library and Ray only, and nothing else of recipe: Ray takes the functions of this file to the nodes by value.
+Run on the head node as `python3 -P -m recipe.plugins.nodes QUESTION`, a JSON object (recipe/doctor/nodes.py). It ends
+the leftovers of the runs that `clean` names: a process belongs to a run when its own environment says so, and no
+other process is ever ended. Standard library and Ray only, and nothing of recipe that does not travel with it.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
 import platform
 import pwd
+import secrets
 import select
+import shutil
 import signal
 import subprocess
+import sys
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,19 +29,24 @@ import ray
 from ray._private.state import available_resources_per_node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from recipe.plugins import facts, head
+
 # The line of the job's log that holds the answer starts with it.
 MARKER = "INKLING_GRPO_NODES "
 # The variable that a run sets for all its processes.
 RUN_VARIABLE = "INKLING_GRPO_RUN"
 # What SGLang's and Miles' servers call themselves.
 TITLES = ("sglang", "miles")
-PINS = Path("/etc/inkling-grpo/pins.json")
 # A node starts a worker (seconds) and cleans (the two waits below); nvidia-smi takes seconds on a cold driver.
 ANSWER_SECONDS = 120.0
 TOOL_SECONDS = 30.0
 # SGLang's processes end at once; a trainer that frees its memory takes seconds.
 TERM_SECONDS = 10.0
 KILL_SECONDS = 10.0
+# A worker that is there already answers in milliseconds.
+CLOCK_SECONDS = 10.0
+# Ray gives it to the head node alone.
+HEAD_RESOURCE = "node:__internal_head__"
 # Enough to know a command by; a whole one may hold somebody's secret.
 COMMAND_LETTERS = 80
 
@@ -57,61 +65,110 @@ class Process:
 
 def main() -> None:
     """Asks every node that is alive and prints the answer behind MARKER."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--miles-dir", required=True)
-    parser.add_argument("--sglang-dir", required=True)
-    parser.add_argument("--clean", nargs="*", default=[], metavar="RUN")
-    arguments = parser.parse_args()
+    asked = json.loads(sys.argv[1])
+    # So that what was written for the nodes to read is removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     ray.init(address="auto", log_to_driver=False, logging_level=logging.WARNING)
-    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    nodes = sorted((node for node in ray.nodes() if node["Alive"]), key=_order)  # type: ignore[no-untyped-call]
     available = available_resources_per_node()  # type: ignore[no-untyped-call]
-    ask = ray.remote(num_cpus=0, max_retries=0)(report)
-    answers = {
-        node["NodeID"]: ask.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(arguments.miles_dir, arguments.sglang_dir, arguments.clean)
-        for node in nodes
-    }
-    ray.wait(list(answers.values()), num_returns=len(answers), timeout=ANSWER_SECONDS)
-    told = [
-        {
-            "ip": node["NodeManagerAddress"],
-            "hostname": node["NodeManagerHostname"],
-            "ray_gpus": node["Resources"].get("GPU", 0.0),
-            "ray_gpus_available": available.get(node["NodeID"], {}).get("GPU", 0.0),
-            **_answer(answers[node["NodeID"]]),
-        }
-        for node in nodes
-    ]
-    print(MARKER + json.dumps({"alive": len(nodes), "nodes": told}), flush=True)
+    with _shared(Path(asked.pop("runs_root"))) as (folder, nonce):
+        asked |= {"shared": folder and str(folder), "nonce": nonce}
+        answers = {node["NodeID"]: _on(node, report, asked) for node in nodes}
+        ray.wait(list(answers.values()), num_returns=len(answers), timeout=ANSWER_SECONDS)
+        # Not before: while it runs, the router is a process of SGLang's as any other.
+        router = head.router()
+        told = [
+            {
+                "ip": node["NodeManagerAddress"],
+                "hostname": node["NodeManagerHostname"],
+                "alive": len(nodes),
+                "head": not _order(node)[0],
+                "router": router,
+                "ray_gpus": node["Resources"].get("GPU", 0.0),
+                "ray_gpus_available": available.get(node["NodeID"], {}).get("GPU", 0.0),
+                **_answer(node, answers[node["NodeID"]], folder, nonce),
+            }
+            for node in nodes
+        ]
+    print(MARKER + json.dumps({"nodes": told}), flush=True)
 
 
-def _answer(reference: Any) -> dict[str, Any]:
+def _order(node: dict[str, Any]) -> tuple[bool, str]:
+    """The head comes first."""
+    return HEAD_RESOURCE not in node["Resources"], node["NodeManagerAddress"]
+
+
+def _on(node: dict[str, Any], function: Any, *arguments: Any) -> Any:
+    """A task on this node."""
+    there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    task = ray.remote(num_cpus=0, max_retries=0)(function)
+    return task.options(scheduling_strategy=there).remote(*arguments)
+
+
+@contextmanager
+def _shared(runs_root: Path) -> Iterator[tuple[Path | None, str]]:
+    """A folder in RUNS_ROOT with a text that the nodes must find there; None where none can be made."""
+    nonce = secrets.token_hex(16)
+    folder = next(part for part in (runs_root, *runs_root.parents) if part.exists()) / f".nodes-{nonce[:8]}"
     try:
-        return {"error": None, **ray.get(reference, timeout=0)}
+        folder.mkdir()
+        (folder / facts.NONCE).write_text(nonce)
+    except OSError:
+        yield None, nonce
+    else:
+        yield folder, nonce
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _time() -> float:
+    return time.time()
+
+
+def _answer(node: dict[str, Any], reference: Any, folder: Path | None, nonce: str) -> dict[str, Any]:
+    """What the node told, whether the head finds its file in RUNS_ROOT, and its clock against the head's."""
+    try:
+        told = ray.get(reference, timeout=0)
+        before = time.time()
+        clock = ray.get(_on(node, _time), timeout=CLOCK_SECONDS)
     except ray.exceptions.GetTimeoutError:
         return {"error": f"no answer within {ANSWER_SECONDS:g} s"}
     except ray.exceptions.RayError as error:
         # The cause says it in one line; the error itself is a whole traceback.
         return {"error": str(getattr(error, "cause", error))[-500:]}
+    skew = skew_seconds(before, clock, time.time())
+    if folder is not None and told["shared"] is None and _text(folder / node["NodeID"]) != nonce:
+        told["shared"] = "the head does not find what this node wrote"
+    return {"error": None, "skew_seconds": skew, **told}
 
 
-def report(miles_dir: str, sglang_dir: str, clean: list[str]) -> dict[str, Any]:
+def skew_seconds(before: float, clock: float, after: float) -> float:
+    """How far a clock is ahead (negative: behind) for certain, when it was read between two times of ours."""
+    return max(0.0, clock - after) + min(0.0, clock - before)
+
+
+def _text(path: Path) -> str | None:
+    with suppress(OSError):
+        return path.read_text()
+    return None
+
+
+def report(asked: dict[str, Any]) -> dict[str, Any]:
     """This node, after the leftovers of the runs `clean` have been ended. Memory in MiB."""
+    clean = asked["clean"]
     cleaned = _end([process for process in leftovers() if process.run in clean]) if clean else []
     return {
         "python": platform.python_version(),
         "ray": ray.__version__,
-        "memory_available_mib": _memory_available(),
         "gpus": [
-            {"name": name, "memory_mib": _mib(memory), "memory_used_mib": _mib(used)}
-            for name, memory, used in _nvidia_smi("--query-gpu=name,memory.total,memory.used")
+            {"name": name, "memory_mib": _mib(memory), "memory_used_mib": _mib(used), "driver": driver}
+            for name, memory, used, driver in _nvidia_smi(
+                "--query-gpu=name,memory.total,memory.used,driver_version"
+            )
         ],
         "leftovers": [asdict(process) for process in leftovers()],
         "cleaned": cleaned,
-        "miles_head": _head(miles_dir),
-        "sglang_head": _head(sglang_dir),
-        "pins": json.loads(PINS.read_text()) if PINS.is_file() else None,
+        **facts.facts(asked),
     }
 
 
@@ -206,20 +263,6 @@ def _nvidia_smi(query: str) -> list[list[str]]:
 def _mib(text: str) -> int | None:
     """None for the [N/A] of a driver that doesn't tell."""
     return int(text) if text.isdigit() else None
-
-
-def _head(checkout: str) -> str | None:
-    """The commit of a checkout, whoever owns it; None where there is none, even in a checkout around it."""
-    with suppress(OSError, subprocess.SubprocessError):
-        command = ["git", "--git-dir", f"{checkout}/.git", "rev-parse", "HEAD"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_SECONDS, check=True)
-        return done.stdout.strip()
-    return None
-
-
-def _memory_available() -> int:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
 if __name__ == "__main__":

@@ -85,11 +85,15 @@ def _serve(run: Run) -> ProcessGroup:
 def _records(folder: RunFolder) -> tuple[Manifest, dict[str, Any]]:
     try:
         manifest, record = Manifest.reopen(folder), json.loads(folder.job_file.read_text())
-    except (OSError, ValueError) as error:
+        engine, _ = record["settings"]["engine"], record["job_id"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise BadInputError(
-            "there is no run to pick up", expected="a run's folder, with a submitted job", found=error
+            "there is no run to pick up",
+            expected="a run's folder, with a submitted job",
+            found=repr(error),
+            where=folder.path,
         ) from None
-    if record["settings"]["engine"] != "miles":
+    if engine != "miles":
         raise BadInputError("a run of the engine local ends with its launcher", found=folder.path)
     if manifest.ended:
         raise BadInputError("the run has ended", found=manifest.ended, run=f"recipe report {folder.path}")

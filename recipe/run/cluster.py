@@ -26,7 +26,7 @@ def prepare(run: Run) -> Prepared:
     settings = run.settings
     ray = find_ray(settings)
     staged = stage_plugins(run.folder.path)
-    nodes = look(run, ray, staged)
+    nodes = look(run, ray, staged, settings.skipped_checks)
     run.manifest.add(nodes=nodes)
     run.display.note(f"Ray at {ray.url}: {len(nodes)} nodes, nothing left on them")
     server = start_server(run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 
 from recipe.errors import BadInputError
+from recipe.given import ray_token
 from recipe.job import RayAddress
 from recipe.process import LOOPBACK
 from recipe.settings import Settings
@@ -45,21 +46,26 @@ def find_ray(settings: Settings) -> RayAddress:
             found=error,
             where=where,
         ) from None
-    return RayAddress(f"http://{settings.head_ip}:{port}", patience=PATIENCE_SECONDS)
+    return RayAddress(f"http://{settings.head_ip}:{port}", ray_token(), PATIENCE_SECONDS)
 
 
 def _ask(url: str) -> None:
     # The cluster is reached directly, whatever proxy leads out of it.
     with httpx.Client(trust_env=False, timeout=ANSWER_SECONDS) as client:
-        answer = client.get(f"{url}/api/version")
-    # A Ray that asks for a token is told it by its own client, from RAY_AUTH_TOKEN.
-    if answer.status_code not in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        answer.raise_for_status().json()["ray_version"]
+        answer = client.get(f"{url}/api/version", headers=ray_token())
+    if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        raise BadInputError(
+            "what answers asks for a token",
+            expected="Ray's, in RAY_AUTH_TOKEN",
+            found=f"status {answer.status_code}",
+            where=url,
+        )
+    answer.raise_for_status().json()["ray_version"]
 
 
 def _answers(url: str) -> bool:
     try:
         _ask(url)
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, BadInputError):
         return False
     return True

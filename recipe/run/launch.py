@@ -11,6 +11,8 @@ from rich.console import Console
 
 from recipe import rules
 from recipe.doctor import checks, lineage
+from recipe.doctor.report import NAMES
+from recipe.doctor.results import require_known
 from recipe.errors import BadInputError, RecipeError
 from recipe.run.display import Display
 from recipe.run.engine import check_engine, engine_job, prepare
@@ -31,7 +33,8 @@ def launch(settings: Settings, argv: Sequence[str], console: Console, interrupts
     InterruptedRunError after Ctrl-C, SIGTERM or SIGHUP. Whatever was started is stopped in every case.
     """
     rules.check(settings)
-    checks.check(settings)
+    require_known(settings.skipped_checks, NAMES)
+    checks.check(settings, settings.skipped_checks)
     rows = checks.prompt_rows(settings)
     check_engine(settings, rows)
     # Until something stands ready that removes or finishes the folder.

@@ -74,7 +74,10 @@ class Manifest:
     @classmethod
     def reopen(cls, folder: RunFolder) -> Manifest:
         """That of a run which was begun before."""
-        return cls(folder, json.loads((folder.path / "run_manifest.json").read_text()))
+        facts = json.loads((folder.path / "run_manifest.json").read_text())
+        if not isinstance(facts, dict) or not facts.keys() >= {"ended", "exit_code"}:
+            raise ValueError("run_manifest.json is no manifest")
+        return cls(folder, facts)
 
     @property
     def ended(self) -> str | None:

@@ -29,9 +29,9 @@ def settings_of(*arguments: str):
 
 def test_a_sound_start_has_no_findings(empty_folder):
     settings = settings_of()
-    for check in (*checks.INPUT, *checks.HERE["local"]):
-        if check is not checks.temporary_folder:  # the machine's own, and a test's may be deep
-            assert list(check(settings)) == [], check.__name__
+    # The machine's own folder of temporary files may be deep in a test.
+    results = checks.look(settings, skip=["temporary folder"])
+    assert [(one.check, one.found) for one in results if one.verdict == "FAIL"] == []
     assert list(empty_folder.iterdir()) == []
 
 
@@ -92,8 +92,17 @@ def test_too_little_memory_is_found(monkeypatch, empty_folder):
 def test_a_busy_port_is_found_with_who_asked_for_it(empty_folder):
     with socket.create_server((LOOPBACK, 0)) as busy:
         port = busy.getsockname()[1]
-        (finding,) = checks.session_server_port(settings_of(f"SESSION_SERVER_PORT={port}"))
+        (finding,) = checks.session_server_ports(settings_of(f"SESSION_SERVER_PORT={port}"))
     assert all(part in str(finding) for part in ("SESSION_SERVER_PORT", str(port), "argument", "ss -ltnp"))
+
+
+def test_every_busy_port_of_the_session_servers_of_a_cluster_is_found(empty_folder):
+    with socket.create_server((LOOPBACK, 0)) as busy:
+        port = busy.getsockname()[1]
+        words = ["HEAD_IP=10.0.0.1", "TASKS_DIR=t", f"SESSION_SERVER_PORT={port - 1}"]
+        (finding,) = checks.session_server_ports(load("train-camel", [*words, "SESSION_SERVERS=2"]))
+        assert str(port) in finding.facts["found"]
+        assert not list(checks.session_server_ports(load("train-camel", [*words, "SESSION_SERVERS=1"])))
 
 
 @pytest.mark.parametrize("host", ["999.1.1.1", "no-such-host.invalid", "203.0.113.7", "x" * 70 + ".y", "::1"])
@@ -149,3 +158,20 @@ def test_rows_are_built_only_when_none_are_given(empty_folder):
         )
     )
     assert [row.label for row in checks.prompt_rows(settings_of("PROMPT_DATA=rows.jsonl"))] == ["a"]
+
+
+def test_an_account_that_only_its_own_client_can_ask_is_skipped_with_that_reason(empty_folder):
+    settings = load("train-camel", ["HEAD_IP=10.0.0.1", "TASKS_DIR=t", "SANDBOX_BACKEND=modal"])
+    (result,) = checks.look(settings, ["sandbox account"])
+    assert (result.verdict, result.found.partition(" is ")[0]) == ("skip", "modal")
+
+
+def test_a_launch_is_told_what_it_skipped(empty_folder):
+    (empty_folder / "runs" / "used").mkdir(parents=True)
+    settings = settings_of("RUN_NAME=used")
+    with pytest.raises(BadInputError, match="the run folder is in use") as refused:
+        checks.check(settings, ["temporary folder"])
+    assert refused.value.facts["check"] == "run folder"
+    assert {"run folder", "temporary folder"} <= set(
+        checks.check(settings, ["run folder", "temporary folder"])
+    )

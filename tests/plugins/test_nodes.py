@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,12 +17,22 @@ from typing import Any
 import pytest
 from ray.job_submission import JobStatus, JobSubmissionClient
 
-from recipe.plugins import nodes
+from recipe.plugins import facts, nodes
 from recipe.run.ray_cluster import RayCluster
 
 PATH = os.environ["PATH"]
 # A server that does not end when it is asked to: `read` waits for an input that never comes.
 STUBBORN = ("-c", "trap '' TERM; echo ready; read forever")
+
+ASKED = {
+    "folders": {"miles": "/none", "sglang": "/none", "megatron": "/none"},
+    "features": [],
+    "models": ["/none/index.json"],
+    "head": ["127.0.0.1", 1],
+    "shared": None,
+    "nonce": "n",
+    "clean": [],
+}
 
 Start = Callable[..., subprocess.Popen[bytes]]
 
@@ -52,6 +63,11 @@ def start() -> Iterator[Start]:
 
 
 @pytest.fixture(autouse=True)
+def _outside_of_ray(monkeypatch) -> None:
+    monkeypatch.setattr(facts, "_ray_folder", lambda: "/tmp")
+
+
+@pytest.fixture(autouse=True)
 def gpus(tmp_path, monkeypatch) -> Callable[..., None]:
     """`gpus(pid, ...)`: nvidia-smi tells of two GPUs, and of these processes on them."""
     tool = tmp_path / "bin" / "nvidia-smi"
@@ -60,7 +76,7 @@ def gpus(tmp_path, monkeypatch) -> Callable[..., None]:
 
     def tell(*pids: int, fail: bool = False) -> None:
         rows = "".join(f"{pid}, 1000\\n" for pid in pids)
-        cards = "NVIDIA H200, 143771, 17\\nNVIDIA H200, 143771, [N/A]\\n"
+        cards = "NVIDIA H200, 143771, 17, 570.1\\nNVIDIA H200, 143771, [N/A], 570.1\\n"
         script = f"case $1 in *gpu=*) printf '{cards}';; *) printf '{rows}';; esac"
         tool.write_text(f"#!/bin/sh\n{'echo no driver >&2; exit 9' if fail else script}\n")
         tool.chmod(0o755)
@@ -93,7 +109,7 @@ def test_a_gpu_process_of_another_container_is_told_and_never_touched(gpus):
     pid = 2**22 + 1  # above the highest that the kernel gives
     gpus(pid)
     assert [process.pid for process in nodes.leftovers() if process.run is None][-1] == pid
-    assert nodes.report("/none", "/none", [""])["cleaned"] == []
+    assert nodes.report(ASKED | {"clean": [""]})["cleaned"] == []
 
 
 def test_cleaning_ends_the_leftovers_of_the_named_runs_and_nothing_else(start, gpus, monkeypatch):
@@ -107,7 +123,7 @@ def test_cleaning_ends_the_leftovers_of_the_named_runs_and_nothing_else(start, g
         start("python3"),
     ]
     gpus(on_gpu.pid, others[3].pid)
-    report = nodes.report("/none", "/none", ["run-1", "run-2"])
+    report = nodes.report(ASKED | {"clean": ["run-1", "run-2"]})
     assert {one["pid"]: one["outcome"] for one in report["cleaned"]} == {
         gentle.pid: "ended",
         stubborn.pid: "killed",
@@ -123,7 +139,7 @@ def test_cleaning_ends_the_leftovers_of_the_named_runs_and_nothing_else(start, g
 def test_without_a_run_to_clean_nothing_is_ended(start, gpus):
     process = start("sglang::router", "run-1")
     gpus(process.pid)
-    assert nodes.report("/none", "/none", [])["cleaned"] == []
+    assert nodes.report(ASKED)["cleaned"] == []
     assert process.poll() is None
 
 
@@ -145,27 +161,26 @@ def test_a_process_that_ended_meanwhile_is_no_failure(start, gpus):
     assert [one["outcome"] for one in nodes._end([seen])] == ["had ended"]
 
 
-def test_a_node_tells_its_gpus_and_the_commits_of_its_checkouts(gpus, tmp_path):
+def test_a_node_tells_its_gpus(gpus):
     gpus()
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x"]
-    subprocess.run([*git, "init", "-q"], check=True)
-    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
-    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
-    (tmp_path / "inner").mkdir()
-    report = nodes.report(str(tmp_path), str(tmp_path / "inner"), [])
-    assert (report["miles_head"], report["sglang_head"]) == (head.strip(), None)
-    assert report["gpus"] == [
-        {"name": "NVIDIA H200", "memory_mib": 143771, "memory_used_mib": 17},
-        {"name": "NVIDIA H200", "memory_mib": 143771, "memory_used_mib": None},
+    assert nodes.report(ASKED)["gpus"] == [
+        {"name": "NVIDIA H200", "memory_mib": 143771, "memory_used_mib": 17, "driver": "570.1"},
+        {"name": "NVIDIA H200", "memory_mib": 143771, "memory_used_mib": None, "driver": "570.1"},
     ]
-    assert report["memory_available_mib"] > 0
 
 
 def test_a_node_without_nvidia_smi_has_no_gpus_and_one_with_a_broken_driver_fails(gpus):
-    assert nodes.report("/none", "/none", [])["gpus"] == []
+    assert nodes.report(ASKED)["gpus"] == []
     gpus(fail=True)
     with pytest.raises(RuntimeError, match="no driver"):
-        nodes.report("/none", "/none", [])
+        nodes.report(ASKED)
+
+
+@pytest.mark.parametrize(
+    ("clock", "skew"), [(10.0, 0.0), (10.4, 0.0), (13.0, 2.5), (9.9, pytest.approx(-0.1)), (7.0, -3.0)]
+)
+def test_a_clock_is_off_only_as_far_as_the_answer_s_time_leaves_no_doubt(clock, skew):
+    assert nodes.skew_seconds(10.0, clock, 10.5) == skew
 
 
 @pytest.fixture(scope="module")
@@ -204,18 +219,22 @@ def job(ray_cluster, tmp_path) -> Callable[..., tuple[str, dict[str, Any] | None
     return run
 
 
+def question(runs_root: Path, **more: Any) -> str:
+    return shlex.quote(json.dumps(ASKED | {"runs_root": str(runs_root)} | more))
+
+
 def answer(log: str) -> dict[str, Any]:
     (line,) = [line for line in log.splitlines() if line.startswith(nodes.MARKER)]
     return json.loads(line.removeprefix(nodes.MARKER))
 
 
-def test_the_job_asks_every_node_and_cleans(job, start, gpus):
+def test_the_job_asks_every_node_and_cleans(job, start, gpus, tmp_path):
     mine, other = start("sglang::scheduler_TP0", "run-1"), start("sglang::scheduler_TP0")
     gpus(mine.pid, other.pid)
-    log = job("-m", "recipe.plugins.nodes", "--miles-dir=/none", "--sglang-dir=/none", "--clean", "run-1")
-    told = answer(log)
-    (node,) = told["nodes"]
-    assert (told["alive"], node["error"], node["ip"]) == (1, None, "127.0.0.1")
+    (tmp_path / "runs").mkdir()
+    (node,) = answer(job("-m", "recipe.plugins.nodes", question(tmp_path / "runs", clean=["run-1"])))["nodes"]
+    assert (node["alive"], node["error"], node["ip"], node["head"]) == (1, None, "127.0.0.1", True)
+    assert (node["shared"], node["skew_seconds"], list((tmp_path / "runs").iterdir())) == (None, 0.0, [])
     assert (node["ray_gpus"], node["ray_gpus_available"], len(node["gpus"])) == (0.0, 0.0, 2)
     assert [one["pid"] for one in node["cleaned"]] == [mine.pid]
     assert other.pid in {one["pid"] for one in node["leftovers"]}
@@ -223,9 +242,9 @@ def test_the_job_asks_every_node_and_cleans(job, start, gpus):
     assert other.poll() is None
 
 
-def test_a_node_that_fails_is_told_with_its_reason(job, gpus):
+def test_a_node_that_fails_is_told_with_its_reason(job, gpus, tmp_path):
     gpus(fail=True)
-    (node,) = answer(job("-m", "recipe.plugins.nodes", "--miles-dir=/none", "--sglang-dir=/none"))["nodes"]
+    (node,) = answer(job("-m", "recipe.plugins.nodes", question(tmp_path)))["nodes"]
     assert node["error"] == "nvidia-smi failed (9): no driver"
 
 

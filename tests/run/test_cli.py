@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 COMMAND = [sys.executable, "-m", "recipe"]
 
 
@@ -37,3 +39,22 @@ def test_an_output_that_cannot_show_every_character_is_no_error(tmp_path):
         env=os.environ | {"PYTHONIOENCODING": "ascii"},
     )
     assert code == 0, output
+
+
+@pytest.mark.parametrize("words", [("harbor", "DRY_RUN=1"), ("export", "run", "out", "DRY_RUN=1")])
+def test_a_command_without_a_dry_run_does_nothing_instead(tmp_path, words):
+    code, output = ended(*words, cwd=tmp_path)
+    assert (code, output.splitlines()[0]) == (2, "error: this command has no dry run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_can_not_be_used_is_named_without_a_traceback(tmp_path):
+    (tmp_path / "tasks").mkdir()
+    code, output = ended("train-camel", "--dry-run", "HEAD_IP=a", f"TASKS_DIR={'x' * 300}", cwd=tmp_path)
+    assert code == 2
+    assert "Traceback" not in output
+
+
+def test_a_contract_without_sources_is_no_success(tmp_path):
+    code, output = ended("contract", f"MILES_DIR={tmp_path}/none")
+    assert (code, output.splitlines()[0]) == (2, "error: there is no Miles to read")

@@ -1,4 +1,4 @@
-"""What answers in the dashboard's place is named, and a Ray that wants a token is a Ray."""
+"""What answers in the dashboard's place is named; a Ray that wants a token is told it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,17 @@ def settings(port: int, head: str = LOOPBACK) -> Settings:
 
 
 @contextmanager
-def answering(status: int, body: bytes) -> Iterator[int]:
+def answering(status: int, body: bytes, token: str = "") -> Iterator[int]:
+    """A server's port; to `token` it answers as Ray does."""
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(status if self.path == "/api/version" else 404)
-            self.send_header("Content-Length", str(len(body)))
+            known = token and self.headers.get("Authorization") == f"Bearer {token}"
+            said = b'{"ray_version": "2.60.0"}' if known else body
+            self.send_response((200 if known else status) if self.path == "/api/version" else 404)
+            self.send_header("Content-Length", str(len(said)))
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(said)
 
         def log_message(self, *_: object) -> None:
             pass
@@ -51,9 +55,15 @@ def test_ray_is_found_whatever_proxy_the_user_has(monkeypatch):
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_ray_that_wants_a_token_is_left_to_rays_own_client(status):
-    with answering(status, b"Unauthorized") as port:
-        assert dashboard.find_ray(settings(port)).url.endswith(str(port))
+def test_a_ray_that_wants_a_token_is_told_it_or_refuses_the_start(monkeypatch, status):
+    with answering(status, b"Unauthorized", token="secret-token") as port:
+        with pytest.raises(BadInputError, match="asks for a token") as refused:
+            dashboard.find_ray(settings(port))
+        assert "RAY_AUTH_TOKEN" in str(refused.value)
+        monkeypatch.setenv("RAY_AUTH_TOKEN", "secret-token")
+        ray = dashboard.find_ray(settings(port))
+    assert ray.headers == {"Authorization": "Bearer secret-token"}
+    assert "secret" not in repr(ray)
 
 
 @pytest.mark.parametrize(

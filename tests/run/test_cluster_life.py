@@ -181,7 +181,7 @@ def test_a_good_run_leaves_its_whole_folder_no_secret_and_nothing_running(world)
     assert secrets_in("".join(lines)) == []
     assert f"127.0.0.1: ended: pid {leftover.pid} of" in run.output
     assert leftover.wait() == -signal.SIGTERM
-    assert "warning: checkouts are not at the recipe's commits" in run.output
+    assert "warning: commits: 127.0.0.1: miles at " in run.output
 
     # While it runs, no secret is anywhere but in the login, and in the environment of the server that needs it.
     login = run.folder / "launcher/netrc"
@@ -406,7 +406,7 @@ def test_a_lost_connection_is_tried_anew_and_in_the_end_left_to_attach(world, ru
 def test_a_job_that_ray_does_not_know_leaves_the_run_as_it_is(world, runs):
     known, unknown = runs["crash"], world.folder / "unknown"
     (unknown / "launcher").mkdir(parents=True)
-    (unknown / "run_manifest.json").write_text(json.dumps({"ended": None}))
+    (unknown / "run_manifest.json").write_text(json.dumps({"ended": None, "exit_code": None}))
     (unknown / "launcher/job.json").write_text(json.dumps(known.record | {"job_id": "none"}))
     with pytest.raises(RecipeError, match="Ray does not know the job none"):
         attach(unknown, Console(), Interrupts())

@@ -28,7 +28,7 @@ def mismatches(conversation: Conversation) -> list[dict[str, str]]:
         expected, actual = rerendered(conversation), conversation.ids
         last = conversation.turns[-1]
         if last.reply.finish != "stop":  # a reply that was cut can't be replayed
-            expected = expected[: -len(rerendered_reply(conversation, last))]
+            expected = expected[: len(expected) - len(rerendered_reply(conversation, last))]
             actual = actual[: last.prompt_length - 1]
     except UnrenderableMessageError as error:
         return [_told("special_token_count", str(error), "")]

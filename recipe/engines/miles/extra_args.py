@@ -19,9 +19,13 @@ REFUSED = {
     "--context-parallel-size": "context parallelism ran into NCCL time-outs in live runs",
     "--allgather-cp": "context parallelism ran into NCCL time-outs in live runs",
     "--use-rollout-logprobs": "it excludes --use-tis",
+    "--tensor-model-parallel-size": "tensor and expert parallelism fill a node of 8",
+    "--expert-model-parallel-size": "tensor and expert parallelism fill a node of 8",
+    "--start-rollout-id": "rollouts are counted from 0; else NUM_ROLLOUT does not hold",
     "--no-colocate": "sampling and training share every GPU",
 }
 REFUSED_PREFIXES = {"--eval-": "nothing is evaluated in a run; evaluate its checkpoints"}
+SECRET = re.compile(r"-(api-key|hf-token|auth-token|secret|password)$")
 NUMBER = re.compile(r"-\.?\d")
 
 
@@ -44,8 +48,12 @@ def extra_flags(text: str, sources: Mapping[str, str]) -> list[tuple[str, tuple[
 
 
 def _refusal(name: str) -> str | None:
-    by_prefix = (reason for prefix, reason in REFUSED_PREFIXES.items() if name.startswith(prefix))
-    return REFUSED.get(name) or next(by_prefix, None)
+    """Why the flag is refused. An abbreviation of a refused one is refused as well: it may stand for it."""
+    if SECRET.search(name):
+        return "a command line is read by others"
+    reasons = [reason for refused, reason in REFUSED.items() if refused.startswith(name)]
+    reasons += [reason for prefix, reason in REFUSED_PREFIXES.items() if name.startswith(prefix)]
+    return next(iter(reasons), None)
 
 
 def _split(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -59,8 +67,8 @@ def _split(text: str) -> Iterator[tuple[str, list[str]]]:
         raise _bad("a value before the first flag", "--name value ...")
     for start, end in itertools.pairwise([*starts, len(words)]):
         name, equals, value = words[start].partition("=")
-        if not re.fullmatch(r"--[a-z0-9][a-z0-9_-]*", name):
-            raise _bad(f"word {start + 1}", "--name value ...")
+        if not re.fullmatch(r"--[a-z0-9][a-z0-9-]*", name):
+            raise _bad(f"word {start + 1}", "--name value ..., in lower case with hyphens")
         yield name, [*([value] if equals else []), *words[start + 1 : end]]
 
 

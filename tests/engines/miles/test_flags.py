@@ -133,14 +133,17 @@ def test_extra_args_come_last_and_replace_ours():
         *((f"{name} planted", reason) for name, reason in REFUSED.items()),
         ("--eval-interval planted", "nothing is evaluated"),
         ("--lr planted", "LR set instead"),
+        ("--wandb-k planted", "a command line is read by others"),
+        ("--sglang-api-key planted", "a command line is read by others"),
+        ("--micro_batch_size planted", "hyphens"),
         ("--session-server-port planted", "SESSION_SERVER_PORT set instead"),
         ("--pipeline-model-parallel-size planted", "NUM_NODES set instead"),
         ("--save planted", "RUN_NAME set instead"),
-        ("--a planted --a planted", "--a twice"),
-        ("planted --a", "a value before the first flag"),
+        ("--zeta planted --zeta planted", "--zeta twice"),
+        ("planted --zeta", "a value before the first flag"),
         ("-x planted", "word 1"),
-        ("--a 'planted", "quot"),
-        ("--a planted --B", "word 3"),
+        ("--zeta 'planted", "quot"),
+        ("--zeta planted --B", "word 3"),
     ],
 )
 def test_extra_args_that_contradict_are_refused_without_their_values(text, told):
@@ -192,7 +195,8 @@ def test_a_dry_run_on_a_laptop_prints_the_whole_job_and_why_it_would_not_start_h
             shown.split("  ")[1] == line for shown in done.stdout.splitlines() if shown.startswith("  --")
         ), line
     assert "  CUDA_DEVICE_MAX_CONNECTIONS=1\n" in done.stdout
-    assert "on this machine a start would be refused:\n- MODEL_DIR holds no model" in done.stdout
+    assert "\non this machine a start would be refused:\n- " in done.stdout
+    assert "\n- MODEL_DIR holds no model" in done.stdout
     assert "planted" not in done.stdout
     assert [path.name for path in tasks.iterdir()] == ["tasks"]
 

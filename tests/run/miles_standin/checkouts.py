@@ -63,6 +63,7 @@ def make_checkouts(folder: Path) -> dict[str, str]:
         megatron / "megatron/core/__init__.py": "",
         megatron / "megatron/training/arguments.py": MEGATRON,
         sglang / "python/sglang/__init__.py": "",
+        sglang / "python/sglang/srt/server_args.py": "",
         models / "Inkling-Small/config.json": "{}",
         conversion / "latest_checkpointed_iteration.txt": "release",
         conversion / "release/metadata.json": '{"sharded_backend": "torch_dist"}',

@@ -50,7 +50,14 @@ def require(chosen: Checkouts, flags: Sequence[Flag], environment: Mapping[str, 
 
 
 def report(chosen: Checkouts, flags: Sequence[Flag], environment: Mapping[str, str], *, as_json: bool) -> int:
-    """Prints every line as a table or as one JSON object. Returns the exit code: 1 when one fails."""
+    """Prints every line as a table or as one JSON object. Returns the exit code: 1 when one fails.
+
+    Raises BadInputError without Miles: then nothing of importance could be judged.
+    """
+    if "miles" not in sources_of(chosen).by_name:
+        raise BadInputError(
+            "there is no Miles to read", expected="a checkout", found="no folder", where=chosen.miles_dir
+        )
     told = lines(chosen, flags, environment)
     counts = Counter[str](line.status for line in told)
     if as_json:
