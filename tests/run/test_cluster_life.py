@@ -410,7 +410,7 @@ def test_a_job_that_ray_does_not_know_leaves_the_run_as_it_is(world, runs):
     (unknown / "launcher/job.json").write_text(json.dumps(known.record | {"job_id": "none"}))
     with pytest.raises(RecipeError, match="Ray does not know the job none"):
         attach(unknown, Console(), Interrupts())
-    assert json.loads((unknown / "run_manifest.json").read_text()) == {"ended": None}
+    assert json.loads((unknown / "run_manifest.json").read_text()) == {"ended": None, "exit_code": None}
 
 
 def test_a_port_that_is_not_the_dashboards_refuses_the_start_and_leaves_no_folder(world):
