@@ -69,6 +69,13 @@ def attach(run: Annotated[Path, typer.Argument(help="The folder of a run on the 
         pick_up(run, Console(), interrupts)
 
 
+def _path(text: str) -> Path:
+    """An argument that make may have left empty, which Path would take for the working directory."""
+    if not text:
+        raise BadInputError("a path is empty", expected="RUN=<a run's folder> OUT=<a new folder>")
+    return Path(text)
+
+
 @app.command()
 def prepare(
     assignments: Assignments = None,
@@ -104,8 +111,11 @@ def prepare(
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="A run's folder, or a checkpoint.")],
-    out: Annotated[Path, typer.Argument(help="The new folder; a part of it goes on with the same command.")],
+    run: Annotated[Path, typer.Argument(help="A run's folder, or a checkpoint.", parser=_path)],
+    out: Annotated[
+        Path,
+        typer.Argument(help="The new folder; a part of it goes on with the same command.", parser=_path),
+    ],
     assignments: Assignments = None,
     *,
     iteration: Annotated[int | None, typer.Option(help="Which checkpoint; default: the latest.")] = None,
@@ -118,8 +128,9 @@ def export(
     from recipe.resolve import load_sources
 
     chosen = _without_dry_run(load_sources(assignments or ()))
-    checkpoint = exporting.checkpoint_of(run, iteration) if (run / "checkpoints").is_dir() else run
-    exporting.export(checkpoint, out, chosen.model_dir, Console())
+    if push:
+        card.require_repository(push)
+    exporting.export(exporting.checkpoint_of(run, iteration), out, chosen.model_dir, Console())
     if push:
         token = chosen.hf_token.get_secret_value() if chosen.hf_token else None
         print(f"uploaded to {card.push(out, push, token, private=not public)}")
@@ -208,7 +219,12 @@ def report_env(assignments: Assignments = None) -> None:
     from recipe.doctor.report_env import text
     from recipe.resolve import load_sources
 
-    print(text(load_sources(assignments or ())))
+    chosen: Settings | BadInputError
+    try:
+        chosen = load_sources(assignments or ())
+    except BadInputError as error:
+        chosen = error
+    print(text(chosen))
 
 
 @app.command()

@@ -1,11 +1,12 @@
-"""Text files, read with a clear error and written whole or not at all."""
+"""Text files, read with a clear error and written whole or not at all; places where nothing can be written."""
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
-from recipe.errors import BadInputError
+from recipe.errors import BadInputError, RecipeError
 
 
 def read_text(path: Path) -> str:
@@ -17,13 +18,33 @@ def read_text(path: Path) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file that a reader never sees half-written; its mode stays. Raises OSError and leaves nothing."""
+    """Writes a file that a reader never sees half-written; its mode stays, a link to it too.
+
+    Raises BadInputError when something other than a file is there, else OSError; leaves nothing half-written.
+    """
+    target = Path(os.path.realpath(path))
+    if os.path.lexists(target) and not target.is_file():  # a folder, a pipe, a device, a loop of links
+        raise BadInputError("a file could not be written", expected="a file, or nothing there", found=path)
     # Two runs may write one file of a shared cache at the same time.
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         partial.write_text(text, encoding="utf-8")
-        if path.exists():
-            partial.chmod(path.stat().st_mode)
-        partial.replace(path)
+        if target.exists():
+            partial.chmod(target.stat().st_mode)
+        partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def require_folder(path: Path, name: str) -> None:
+    """Raises BadInputError when `path`, which the user knows as `name`, is no folder to write in nor can become one."""
+    whole = path.absolute()
+    there = next(part for part in (whole, *whole.parents) if os.path.lexists(part))
+    if not os.access(there, os.W_OK | os.X_OK, effective_ids=True) or not there.is_dir():
+        found = f"{there} is no folder, or not for this user"
+        raise BadInputError(f"{name} can't be written", expected="a place for it", found=found, where=path)
+
+
+def kind_of(error: OSError) -> type[RecipeError]:
+    """What an error in a place that the user chose is: a failure of the disk, or else bad input."""
+    return RecipeError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else BadInputError

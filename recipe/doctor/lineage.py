@@ -68,6 +68,14 @@ def _iteration(settings: Settings) -> str:
     try:
         said = path.read_bytes().decode(errors="replace").strip()
     except OSError as error:
+        if settings.engine == "miles" and settings.load_dir == settings.torch_dist_dir:
+            raise BadInputError(
+                "TORCH_DIST_DIR holds no model",
+                expected=f"what make prepare writes, with {TRACKER}",
+                found=error.strerror,
+                where=settings.torch_dist_dir,
+                run="make prepare",
+            ) from None
         raise BadInputError(
             "LOAD_DIR holds no checkpoints",
             expected=f"a run's checkpoints/ with {TRACKER}",

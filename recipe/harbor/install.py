@@ -25,7 +25,7 @@ from types import ModuleType
 
 from recipe.drift import checkouts
 from recipe.errors import BadInputError, RecipeError
-from recipe.files import read_text, write_whole
+from recipe.files import kind_of, read_text, write_whole
 from recipe.given import child_environment
 from recipe.pins import PROJECT_ROOT, Pins, Recipe
 from recipe.process import ProcessGroup
@@ -55,7 +55,8 @@ def install(settings: Settings, pins: Pins, say: Say) -> HarborInstall:
     """What is complete is kept, what is not is made anew; `say` takes lines of progress and the warnings.
 
     Raises BadInputError for a checkout at another commit, with local changes, without what is relied on or with a
-    stale uv.lock; RecipeError when git or uv fail, or another install does not end.
+    stale uv.lock, and where HARBOR_HOME can't be written; RecipeError when git or uv fail, or another install does not
+    end.
     """
 
     def tell(line: str) -> None:
@@ -75,7 +76,7 @@ def install(settings: Settings, pins: Pins, say: Say) -> HarborInstall:
         error.facts = {name: _without_credentials(text) for name, text in error.facts.items()}
         raise
     except OSError as error:
-        raise RecipeError("Harbor could not be installed", found=error, where=home) from error
+        raise kind_of(error)("Harbor could not be installed", found=error, where=home) from error
 
 
 def _at_another_commit(settings: Settings, pins: Pins, say: Say) -> Pins:

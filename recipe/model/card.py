@@ -49,16 +49,28 @@ def card(checkpoint: Path, *, is_local: bool) -> str:
     return f"---\n{text}\n\n| fact | value |\n|---|---|\n{rows}\n"
 
 
+def require_repository(repository: str) -> None:
+    """Raises BadInputError for what can be no repository's name."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined] # documented
+
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise BadInputError("there can be no such repository", found=error) from None
+
+
 def push(
     exported: Path, repository: str, token: str | None, *, endpoint: str | None = None, private: bool = True
 ) -> str:
     """Uploads an export and returns its address; what is there already is not sent again.
 
-    Raises BadInputError for a directory that is no export, RecipeError when the hub refuses.
+    Raises BadInputError for a directory that is no export, or a bad name, RecipeError when the hub refuses.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import HfHubHTTPError
 
+    require_repository(repository)
     if not (exported / "config.json").is_file() or exported.name.endswith(".partial"):
         raise BadInputError(
             "there is no export to upload", expected="the output of `make export`", found=exported
@@ -67,6 +79,6 @@ def push(
     try:
         address = hub.create_repo(repository, private=private, exist_ok=True)
         hub.upload_folder(repo_id=repository, folder_path=exported, commit_message="Export of a run")
-    except (HfHubHTTPError, HFValidationError) as error:
+    except HfHubHTTPError as error:
         raise RecipeError("the upload failed", found=error, where=repository) from None
     return str(address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -61,9 +62,7 @@ def is_done(target: Target) -> bool:
 
 def require_machine(settings: Settings) -> None:
     """Raises BadInputError when the converter can't run here."""
-    files = [settings.miles_dir / name for name in NEEDED]
-    missing = [str(path) for path in (*files, settings.megatron_path / "megatron") if not path.exists()]
-    if missing:
+    if missing := missing_checkouts(settings):
         raise BadInputError(
             "the conversion needs the checkouts of the image",
             expected="MILES_DIR and MEGATRON_PATH with the converter and Megatron",
@@ -71,6 +70,12 @@ def require_machine(settings: Settings) -> None:
         )
     if (found := count_gpus()) < GPUS:
         raise BadInputError("the conversion needs more GPUs", expected=f"{GPUS} (nvidia-smi -L)", found=found)
+
+
+def missing_checkouts(settings: Settings) -> list[str]:
+    """What the converter needs of MILES_DIR and MEGATRON_PATH and is not there."""
+    files = [settings.miles_dir / name for name in NEEDED]
+    return [str(path) for path in (*files, settings.megatron_path / "megatron") if not path.exists()]
 
 
 def count_gpus() -> int:
@@ -116,4 +121,5 @@ def convert(settings: Settings, target: Target, console: Console, interrupts: In
 
 def _is_released(target: Target) -> bool:
     tracker = target.directory / TRACKER
-    return tracker.is_file() and tracker.read_text(errors="replace").strip() == "release"
+    is_there = os.access(tracker, os.R_OK) and tracker.is_file()
+    return is_there and tracker.read_text(errors="replace").strip() == "release"

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from recipe.errors import BadInputError, RecipeError
-from recipe.files import read_text
+from recipe.files import read_text, require_folder
 from recipe.given import child_environment
 from recipe.model.program import bytes_bar, require_space, run_program
 from recipe.model.target import NOTES, Files, Target
@@ -52,8 +52,6 @@ def download(
     files = list_files(target.model, hub) if known is None else known
     if foreign := sorted(set(target.paths()) - set(files)):
         raise target.refusal(f"{foreign[0]} ({len(foreign)} files that are not the model's)")
-    if (target.directory / "config.json").exists():
-        require_config(target.directory / "config.json")
     wrong = wrong_files(target.directory, files, full=verify == "full" and known is not None)
     if not wrong:
         console.print(f"{target.setting} is complete: {target.model}", soft_wrap=True)
@@ -61,6 +59,7 @@ def download(
     copy = sum(of["size"] for name, of in files.items() if name.endswith(WEIGHTS))
     require_space({target.directory: missing} | ({conversion: copy} if conversion else {}))
     if wrong or known is None:
+        require_folder(target.directory, target.setting)
         target.mark(None)
         for name in wrong:  # what is there of them is cut or damaged
             (target.directory / name).unlink(missing_ok=True)
@@ -72,6 +71,14 @@ def download(
             )
         require_config(target.directory / "config.json")
         target.mark(files)
+
+
+def require_no_other(target: Target) -> None:
+    """Raises BadInputError for all that keeps the model out of its directory and shows without the hub."""
+    if target.complete() is None:
+        require_folder(target.directory, target.setting)
+    if (target.directory / "config.json").exists():
+        require_config(target.directory / "config.json")
 
 
 def list_files(model: str, hub: Mapping[str, str]) -> Files:

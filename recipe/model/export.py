@@ -1,7 +1,8 @@
 """A run's checkpoint in Hugging Face format, with the configuration, tokenizer and tensor names of the base.
 
 Written into OUT.partial, shard by shard, and renamed at the end; a whole shard is not written again. Tensors
-that training never touched (vision, audio, multi-token prediction) are copied from the base.
+that training never touched (vision, audio, multi-token prediction) are copied from the base. What the local engine
+trained has no base: its export has a configuration of its own and no tokenizer.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from recipe.errors import BadInputError, RecipeError
-from recipe.files import read_text, write_whole
+from recipe.files import read_text, require_folder, write_whole
 from recipe.model.card import card
 from recipe.model.convert import TRACKER
 from recipe.model.names import Piece, Shape, pieces
@@ -52,8 +54,10 @@ class Planned:
 
 
 def checkpoint_of(run: Path, iteration: int | None = None) -> Path:
-    """A run's checkpoint, by default its latest. Raises BadInputError when there is none."""
+    """A run's checkpoint, by default its latest; `run` itself when it has none. Raises BadInputError."""
     folder = run / "checkpoints"
+    if iteration is None and not os.access(folder, os.F_OK):
+        return run
     if iteration is None:
         text = read_text(folder / TRACKER).strip()
         if not text.isdecimal():
@@ -75,10 +79,18 @@ def export(checkpoint: Path, out: Path, base: Path, console: Console, shard_byte
     Raises BadInputError when the checkpoint is not complete or is no Inkling of the base's shape, when `out` is
     there or does not fit on its disk; RecipeError when a weight can't be read or written.
     """
-    if out.exists():
-        raise BadInputError("the output is there already", expected="a new directory", found=out)
+    checkpoint, out = checkpoint.absolute(), out.absolute()
+    try:
+        there = {path.name for path in checkpoint.iterdir()}
+        found = ", ".join(sorted(there)) or "an empty folder"
+    except OSError as error:
+        there, found = set(), str(error)
+    is_local = not there.isdisjoint(("complete.json", "model.safetensors"))
+    if not is_local and ".metadata" not in there:
+        expected = "a run's folder, or a checkpoint with complete.json or .metadata"
+        raise BadInputError("there is nothing to export", expected=expected, found=found, where=checkpoint)
+    _require_place(out, *([checkpoint] if is_local else [checkpoint, base]))
     partial = out.with_name(f"{out.name}.partial")
-    is_local = (checkpoint / "complete.json").exists() or (checkpoint / "model.safetensors").exists()
     if is_local:
         _export_local(checkpoint, partial)
     else:
@@ -86,6 +98,15 @@ def export(checkpoint: Path, out: Path, base: Path, console: Console, shard_byte
     write_whole(partial / "README.md", card(checkpoint, is_local=is_local))
     partial.rename(out)
     console.print(f"exported {checkpoint} to {out}", soft_wrap=True, highlight=False)
+
+
+def _require_place(out: Path, *sources: Path) -> None:
+    if os.path.lexists(out):
+        raise BadInputError("the output is there already", expected="a new directory", found=out)
+    for source in sources:
+        if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(source)):
+            raise BadInputError("the output would lie in what it is made of", found=out, where=source)
+    require_folder(out.parent, "the output's folder")
 
 
 def _export_local(checkpoint: Path, partial: Path) -> None:
@@ -105,7 +126,7 @@ def _export_torch_dist(
 ) -> None:
     from recipe.model.torch_dist import METADATA, TorchDist
 
-    originals, reader = read_base(base), TorchDist(checkpoint)
+    reader, originals = TorchDist(checkpoint), read_base(base)
     shards = _shards(_plan(originals, reader), shard_bytes)
     left = {name: planned for name, planned in shards.items() if not _is_whole(partial / name, planned)}
     size = sum(one.size for planned in left.values() for one in planned.values())
@@ -123,11 +144,14 @@ def _export_torch_dist(
 
 
 def read_base(base: Path) -> dict[str, Planned]:
-    """The tensors of a Hugging Face checkpoint, in its order. Raises BadInputError when one is missing."""
+    """The tensors of a Hugging Face checkpoint, in its order. Raises BadInputError when one, or a part, is missing."""
     from safetensors import SafetensorError, safe_open
 
     listed: dict[str, str] = {}
     try:
+        dict(json.loads(read_text(base / "config.json"))["text_config"])
+        if not any(base.glob("tokenizer*")):
+            raise FileNotFoundError("it has no tokenizer")
         if (base / INDEX).exists() or not (base / "model.safetensors").exists():
             listed = dict(json.loads(read_text(base / INDEX))["weight_map"])
         found: dict[str, Planned] = {}

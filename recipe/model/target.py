@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ class Target:
 
     def complete(self) -> Files | None:
         """What the marker lists; None before the end. Raises BadInputError when another model is there."""
-        if not self.marker.exists():
+        if not os.path.lexists(self.marker):  # unlike exists(), no error in a folder for others
             return None
         try:
             noted = json.loads(read_text(self.marker))

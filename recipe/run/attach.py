@@ -77,9 +77,7 @@ def _serve(run: Run) -> ProcessGroup:
     # A restored run has the secrets of this environment.
     for finding in backends.check(run.settings):
         raise finding
-    server = start_server(run)
-    run.running.callback(server.stop)
-    return server.process
+    return start_server(run).process
 
 
 def _records(folder: RunFolder) -> tuple[Manifest, dict[str, Any]]:

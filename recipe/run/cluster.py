@@ -12,7 +12,7 @@ from recipe.engines.miles.job import staged_plugins
 from recipe.given import child_environment
 from recipe.harbor import backends
 from recipe.harbor.install import install
-from recipe.harbor.server import AgentServer, start_agent_server
+from recipe.harbor.server import AgentServer
 from recipe.pins import load_pins
 from recipe.process import LOOPBACK
 from recipe.run.dashboard import find_ray
@@ -30,7 +30,6 @@ def prepare(run: Run) -> Prepared:
     run.manifest.add(nodes=nodes)
     run.display.note(f"Ray at {ray.url}: {len(nodes)} nodes, nothing left on them")
     server = start_server(run)
-    run.running.callback(server.stop)
     write_login(run)
     return Prepared(ray, server, (server.process,))
 
@@ -65,21 +64,8 @@ def start_server(run: Run) -> AgentServer:
     harbor = install(settings, load_pins(), run.display.note)
     if told := backends.note(settings):
         run.display.note(told)
-    server = start_agent_server(
-        tasks_dir=settings.tasks_dir,
-        trials_dir=run.folder.trials,
-        agent=settings.agent,
-        backend=settings.sandbox_backend,
-        host=settings.agent_server_host,
-        port=settings.agent_server_port,
-        max_concurrent=settings.agent_max_concurrent,
-        agent_timeout_multiplier=settings.harbor_agent_timeout_multiplier,
-        log=run.folder.agent_server_log,
-        env=_environment(settings),
-        harbor_python=harbor.python,
-        credentials=backends.credentials(settings),
-        watch=run.interrupts.check,
-        say=run.display.note,
+    server = run.serve(
+        _environment(settings), harbor_python=harbor.python, credentials=backends.credentials(settings)
     )
     run.display.note(f"agent server at {settings.agent_server_url}, log {run.folder.agent_server_log}")
     return server

@@ -6,7 +6,7 @@ import sys
 
 from recipe.errors import BadInputError
 from recipe.given import child_environment
-from recipe.harbor.server import SET, AgentServer, start_agent_server
+from recipe.harbor.server import SET
 from recipe.job import RayAddress
 from recipe.process import ProcessGroup
 from recipe.run.parts import Prepared, Run
@@ -20,9 +20,7 @@ def prepare(run: Run) -> Prepared:
     """Starts what the job needs. Raises BadInputError for a sandbox or a task that is not sound."""
     ray = run.begin(lambda: RayCluster.start(run.folder.ray_log))
     self_check = run.begin(lambda: _start_self_check(run))
-    # It waits for the server, and ends it itself when a signal comes meanwhile.
-    server = _start_agent_server(run)
-    run.running.callback(server.stop)
+    server = run.serve(child_environment())
     if self_check.wait_end(seconds=SELF_CHECK_SECONDS, watch=run.interrupts.check):
         raise BadInputError(
             "the sandbox or a task is not sound, so no job was started", found=self_check.log_tail()
@@ -31,24 +29,6 @@ def prepare(run: Run) -> Prepared:
     ray.wait_ready(run.interrupts.check)
     run.display.note(f"Ray at {ray.jobs_url}, agent server at {server.url}")
     return Prepared(RayAddress(ray.jobs_url, ray.headers), server, (ray.process, server.process))
-
-
-def _start_agent_server(run: Run) -> AgentServer:
-    settings = run.settings
-    return start_agent_server(
-        tasks_dir=settings.tasks_dir,
-        trials_dir=run.folder.trials,
-        agent=settings.agent,
-        backend=settings.sandbox_backend,
-        host=settings.agent_server_host,
-        port=settings.agent_server_port,
-        max_concurrent=settings.agent_max_concurrent,
-        agent_timeout_multiplier=settings.harbor_agent_timeout_multiplier,
-        log=run.folder.agent_server_log,
-        env=child_environment(),
-        watch=run.interrupts.check,
-        say=run.display.note,
-    )
 
 
 def _start_self_check(run: Run) -> ProcessGroup:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from recipe.harbor.server import AgentServer
+from recipe.harbor.server import AgentServer, start_agent_server
 from recipe.job import RayAddress
 from recipe.process import ProcessGroup
 from recipe.run.display import Display
@@ -38,6 +38,28 @@ class Run:
             part = start()
             self.running.callback(part.stop)
         return part
+
+    def serve(self, env: Mapping[str, str], **of_engine: Any) -> AgentServer:
+        """Starts the agent server, which ends with the run; `of_engine` as `start_agent_server` takes it."""
+        settings = self.settings
+        # It waits for the server, and ends it itself when a signal comes meanwhile.
+        server = start_agent_server(
+            tasks_dir=settings.tasks_dir,
+            trials_dir=self.folder.trials,
+            agent=settings.agent,
+            backend=settings.sandbox_backend,
+            host=settings.agent_server_host,
+            port=settings.agent_server_port,
+            max_concurrent=settings.agent_max_concurrent,
+            agent_timeout_multiplier=settings.harbor_agent_timeout_multiplier,
+            log=self.folder.agent_server_log,
+            env=env,
+            watch=self.interrupts.check,
+            say=self.display.note,
+            **of_engine,
+        )
+        self.running.callback(server.stop)
+        return server
 
 
 @dataclass(frozen=True)

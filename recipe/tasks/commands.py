@@ -25,9 +25,10 @@ Words = Annotated[list[str] | None, typer.Option(help="May be repeated, or sever
 @app.command()
 def build(tasks_dir: TasksDir, *, output: Output, agent: Agent = "camel", backend: Backend = None) -> None:
     """Write a row for each task, its instruction verbatim; for all of them or for none."""
-    from recipe.tasks.folders import fetched
+    from recipe.tasks.folders import fetched, require_outside
     from recipe.tasks.prompts import build_rows, write_prompt_data
 
+    require_outside(tasks_dir, output)
     rows, source = build_rows(tasks_dir, agent, backend), fetched(tasks_dir)
     origin = f", tasks of {source['repository']} at {source['revision']}" if source else ""
     typer.echo(write_prompt_data(rows, output) + origin)
@@ -78,11 +79,13 @@ def check(
     from recipe.resolve import load_sources
     from recipe.tasks import check as checks
     from recipe.tasks.folders import task_names
+    from recipe.tasks.folders import tasks as counted
 
     if oracle and backend != "local":
         raise BadInputError("--oracle runs in the local sandbox", expected="--backend local", found=backend)
     chosen = tasks or task_names(tasks_dir)
-    typer.echo(f"{len(chosen)} tasks are fine {checks.check(tasks_dir, chosen, backend)}")
+    told = checks.check(tasks_dir, chosen, backend)
+    typer.echo(f"{counted(chosen)} can be used, {told}")
     if oracle and checks.run_oracle(tasks_dir, chosen, load_sources().cache_dir, typer.echo):
         raise typer.Exit(1)
 
@@ -102,4 +105,7 @@ def fetch(
 
 
 def _words(given: list[str] | None) -> set[str]:
-    return {word for one in given or () for word in re.split(r"[\s,]+", one) if word}
+    words = {word for one in given or () for word in re.split(r"[\s,]+", one) if word}
+    if given and not words:
+        raise BadInputError("--include and --exclude take labels", expected="at least 1", found="none")
+    return words

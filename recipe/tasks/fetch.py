@@ -16,7 +16,7 @@ from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined] # of 
 from huggingface_hub.hf_api import RepoFile
 
 from recipe.errors import BadInputError, RecipeError
-from recipe.files import write_whole
+from recipe.files import require_folder, write_whole
 from recipe.tasks.folders import SAFE_NAME, fetched
 
 AGAIN = "the same command again"
@@ -36,6 +36,7 @@ def fetch(repository: str, revision: str, output: Path) -> dict[str, Any]:
         if source.items() <= there.items():
             return there
         raise BadInputError("the folder is in use", expected="a new one", found=there or None, where=output)
+    require_folder(output.parent, "the folder for the tasks")
     partial = output.with_name(f".{output.name}.{revision}.partial")
     try:
         tree = HfApi().list_repo_tree(repository, repo_type="dataset", revision=revision, recursive=True)

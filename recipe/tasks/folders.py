@@ -8,7 +8,7 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -21,6 +21,8 @@ from recipe.errors import BadInputError
 # A name that stays inside the folder it is joined to, on every file system and in every shell.
 SAFE_NAME = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._-]*")
 SAFE_FORM = "letters, digits and . _ - only, starting with a letter or a digit, without .."
+BOM = "\ufeff"  # a byte order mark, which some editors write
+BOM_NAMED = "a byte order mark (BOM) at its start"
 Network = Literal["public", "no-network", "allowlist"]
 
 
@@ -97,11 +99,23 @@ def refuse(tasks_dir: Path, problems: list[str]) -> None:
     """Raises BadInputError listing the `problems`, each after its task's name, if there are any."""
     if problems:
         raise BadInputError(
-            f"{len({problem.partition(':')[0] for problem in problems})} tasks can't be used",
+            f"{tasks({problem.partition(':')[0] for problem in problems})} can't be used",
             expected="<task>/ with task.toml, instruction.md and tests/",
             found="\n".join(problems),
             where=tasks_dir,
         )
+
+
+def tasks(names: Collection[str]) -> str:
+    """How many they are, for people."""
+    return f"{len(names)} task{'s' * (len(names) != 1)}"
+
+
+def require_outside(tasks_dir: Path, output: Path) -> None:
+    """Raises BadInputError when the file `output` would lie in a folder of `tasks_dir`: each is a task."""
+    root, folder = (Path(os.path.realpath(path)) for path in (tasks_dir, output.absolute().parent))
+    if folder != root and folder.is_relative_to(root):
+        raise BadInputError("the output would lie in a task", expected="another folder", found=output)
 
 
 def read_verbatim(path: Path) -> str:
@@ -118,10 +132,12 @@ def read_verbatim(path: Path) -> str:
 def task_settings(task: Path) -> TaskSettings:
     """What `task`/task.toml says. Raises BadInputError."""
     path = task / "task.toml"
+    text = read_verbatim(path)
     try:
-        return TaskSettings.model_validate(tomllib.loads(read_verbatim(path)))
+        return TaskSettings.model_validate(tomllib.loads(text))
     except (ValueError, RecursionError) as error:
         found = first_problem(error) if isinstance(error, ValidationError) else error
+        found = BOM_NAMED if text.startswith(BOM) else found
         problem = "a task's settings can't be read"
         raise BadInputError(problem, expected="TOML", found=found, where=path) from None
 
@@ -196,34 +212,34 @@ def _needs_compose(task: Path) -> bool:
 
 def _problems(root: str, name: str, able: Abilities) -> Iterator[str]:
     task = Path(os.path.realpath(f"{root}/{name}"))
-    if not SAFE_NAME.fullmatch(name):
-        yield f"the name is not safe ({SAFE_FORM})"
-    elif not task.is_relative_to(root) or task == Path(root):
-        yield f"a link to {task}, outside the folder of tasks"
-    elif not task.is_dir():
-        yield f"no directory {name}"
-    else:
-        if not (task / "tests").is_dir():
-            yield "it lacks tests/"
-        yield from _links_outside(task)
-        try:
-            if not read_verbatim(task / "instruction.md").strip():
-                yield "instruction.md is empty"
-        except BadInputError as error:
-            yield f"{error.problem}: {error.facts['found']}"
-        try:
-            yield from _asked_too_much(task, task_settings(task).environment, able)
-        except BadInputError as error:
-            yield f"{error.problem}: {error.facts['found']}"
-
-
-def _links_outside(task: Path) -> Iterator[str]:
     try:
-        for link in (entry.path for entry in entries(task) if entry.is_symlink()):
-            if not (target := os.path.realpath(link)).startswith(f"{task}/"):
-                yield f"{link.removeprefix(f'{task}/')} is a link to {target}, outside the task"
+        if not SAFE_NAME.fullmatch(name):
+            yield f"the name is not safe ({SAFE_FORM})"
+        elif not task.is_relative_to(root) or task == Path(root):
+            yield f"a link to {task}, outside the folder of tasks"
+        elif not task.is_dir():
+            yield f"no directory {name}"
+        else:
+            yield from _problems_inside(task, able)
     except OSError as error:
         yield f"it could not be read: {error}"
+
+
+def _problems_inside(task: Path, able: Abilities) -> Iterator[str]:
+    if not (task / "tests").is_dir():
+        yield "it lacks tests/"
+    for link in (entry.path for entry in entries(task) if entry.is_symlink()):
+        if not (target := os.path.realpath(link)).startswith(f"{task}/"):
+            yield f"{link.removeprefix(f'{task}/')} is a link to {target}, outside the task"
+    try:
+        if not read_verbatim(task / "instruction.md").removeprefix(BOM).strip():
+            yield "instruction.md is empty"
+    except BadInputError as error:
+        yield f"{error.problem}: {error.facts['found']}"
+    try:
+        yield from _asked_too_much(task, task_settings(task).environment, able)
+    except BadInputError as error:
+        yield f"{error.problem}: {error.facts['found']}"
 
 
 def _asked_too_much(task: Path, asked: Environment, able: Abilities) -> Iterator[str]:

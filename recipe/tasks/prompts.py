@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, TypeAdapter, ValidationError
 
-from recipe.errors import BadInputError, RecipeError
-from recipe.files import write_whole
+from recipe.errors import BadInputError
+from recipe.files import kind_of, write_whole
 from recipe.tasks import folders
 from recipe.tasks.folders import read_verbatim
 
@@ -72,12 +72,14 @@ def build_rows(tasks_dir: Path, agent_name: str, backend: str | None = None) -> 
     ]
 
 
-def write_prompt_data(rows: Iterable[Row], path: Path) -> str:
-    """Replaces `path` by `rows`, or leaves it as it was and raises RecipeError (a full disk).
+def write_prompt_data(rows: Sequence[Row], path: Path) -> str:
+    """Replaces `path` by `rows`, or leaves it as it was: RecipeError (a full disk), BadInputError (no place for it).
 
-    Returns what the file is, for people: number of rows, SHA-256, path.
+    Returns what the file is, for people: number of rows, SHA-256, path, and whose text has a byte order mark.
     """
-    return write_lines([json.dumps(asdict(row), ensure_ascii=False) for row in rows], path)
+    told = write_lines([json.dumps(asdict(row), ensure_ascii=False) for row in rows], path)
+    marked = [row.label for row in rows if row.prompt[0]["content"].startswith(folders.BOM)]
+    return told + (f", with {folders.BOM_NAMED}: {', '.join(marked)}" if marked else "")
 
 
 def write_lines(lines: Sequence[str], path: Path) -> str:
@@ -87,7 +89,7 @@ def write_lines(lines: Sequence[str], path: Path) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
     except OSError as error:
-        raise RecipeError("prompt data could not be written", found=error, where=path) from error
+        raise kind_of(error)("prompt data could not be written", found=error, where=path) from error
     return f"{len(lines)} rows, sha256 {hashlib.sha256(text.encode()).hexdigest()}, {path}"
 
 
@@ -135,6 +137,7 @@ def read_prompt_data(path: Path) -> list[Row]:
             row = ROW.validate_json(line)
         except ValidationError as error:
             expected, found = folders.first_problem(error), repr(error.errors()[0]["input"])
+            found = folders.BOM_NAMED if line.startswith(folders.BOM) else found
         else:
             first = lines.setdefault(row.label, number)
             if first == number:

@@ -185,3 +185,10 @@ def test_it_imports_no_torch() -> None:
         "import recipe.doctor.lineage, sys; sys.exit(any(name in sys.modules for name in ('torch', 'numpy')))"
     )
     subprocess.run([sys.executable, "-c", code], cwd=PROJECT_ROOT, check=True)
+
+
+def test_a_conversion_that_was_never_made_is_named_by_its_own_setting(run: Path) -> None:
+    text = refusal(settings_of(None, torch_dist_dir=str(run / "none")))
+    assert "TORCH_DIST_DIR holds no model" in text
+    assert "make prepare" in text
+    assert "LOAD_DIR" not in text

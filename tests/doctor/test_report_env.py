@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from recipe.doctor import report_env
+from recipe.errors import BadInputError
 from recipe.resolve import load_sources
 
 SECRETS = {
@@ -94,7 +95,7 @@ def test_the_gpus_are_those_of_nvidia_smi(machine, monkeypatch):
     assert "GPUs: NVIDIA H200, 143771 MiB, 570.1" in report_env.text(load_sources())
 
 
-@pytest.mark.parametrize("content", ["{", "\xff"])
+@pytest.mark.parametrize("content", ["{", "\xff", "null", "[]", "{}", "5", '{"settings": 5}', "[" * 100_000])
 def test_a_manifest_that_was_cut_is_no_reason_to_fail(machine, content):
     (machine / "runs" / "last" / "run_manifest.json").write_bytes(content.encode("latin-1"))
     assert "no manifest that can be read" in report_env.text(load_sources([f"RUNS_ROOT={machine}/runs"]))
@@ -102,3 +103,33 @@ def test_a_manifest_that_was_cut_is_no_reason_to_fail(machine, content):
 
 def test_without_runs_there_is_no_last_run(machine):
     assert "## Last run\n```\nnone\n```" in report_env.text(load_sources([f"RUNS_ROOT={machine}/none"]))
+
+
+def test_a_manifest_that_is_gone_is_no_reason_to_fail(machine):
+    manifest = machine / "runs" / "last" / "run_manifest.json"
+    manifest.unlink()
+    manifest.symlink_to("gone")
+    assert "## Last run\n```\nno" in report_env.text(load_sources([f"RUNS_ROOT={machine}/runs"]))
+
+
+@pytest.mark.parametrize("word", ["LR=planted-9", "planted-9", "NO_SUCH=planted-9", "LR="])
+def test_settings_that_cannot_be_resolved_are_told_without_their_value(machine, monkeypatch, word):
+    monkeypatch.setenv("NUM_ROLLOUT", "planted-5")
+    manifest = machine / "runs" / "last" / "run_manifest.json"
+    monkeypatch.chdir(machine)
+    (machine / ".env").write_text(f"DAYTONA_API_KEY={SECRETS['DAYTONA_API_KEY']}\n")
+    facts = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(facts | {"error": " ".join(SECRETS.values())}))
+    with pytest.raises(BadInputError) as refused:
+        load_sources([word])
+    shared = report_env.text(refused.value)
+    assert "planted" not in shared
+    for part in ("kernel: ", "Inkling-Small@", "exit_code: 1", "error: (secret) (secret) (secret)"):
+        assert part in shared, part
+    assert any(problem in shared for problem in ("has a bad value", "is not a setting"))
+
+
+def test_the_query_of_an_address_is_hidden(machine):
+    shared = report_env.text(load_sources(["EXTRA_ARGS=--hub https://hub.example.org/x?sig=planted#planted"]))
+    assert "https://hub.example.org/x?(hidden)" in shared
+    assert "planted" not in shared

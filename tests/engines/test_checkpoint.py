@@ -87,3 +87,11 @@ def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path) -> None:
     file.write_bytes(b"\xff" * file.stat().st_size)
     with pytest.raises(BadInputError, match="can't be read"):
         checkpoint.read_weights(path, SHAPES)
+
+
+@pytest.mark.parametrize("marker", ["null", "[]", "7", '{"bytes": 1}', "{}", "{", "\xff"])
+def test_a_marker_of_something_else_is_refused(tmp_path: Path, marker: str) -> None:
+    path = checkpoint.save(tmp_path, 1, weights())
+    (path / checkpoint.COMPLETE).write_bytes(marker.encode("latin-1"))
+    with pytest.raises(BadInputError, match="not complete"):
+        checkpoint.require_complete(path)

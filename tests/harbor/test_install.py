@@ -269,9 +269,14 @@ def test_harbor_dir_is_used_where_it_lies_and_not_written_to(harbor: Harbor) -> 
         harbor.install(harbor_dir=harbor.folder / "none")
 
 
-def test_an_unusable_harbor_home_is_an_error_and_no_traceback(harbor: Harbor) -> None:
-    (harbor.folder / "home").write_text("a file")
-    with pytest.raises(RecipeError, match="could not be installed") as failed:
+@pytest.mark.parametrize("kind", ["file", "loop", "read-only"])
+def test_an_unusable_harbor_home_is_bad_input(harbor: Harbor, kind: str) -> None:
+    home = harbor.folder / "home"
+    if kind == "file":
+        home.write_text("a file")
+    else:  # nobody, root neither, makes a folder in /proc
+        home.symlink_to({"loop": "home", "read-only": "/proc"}[kind])
+    with pytest.raises(BadInputError, match="could not be installed") as failed:
         harbor.install()
     assert "home" in failed.value.facts["where"]
 

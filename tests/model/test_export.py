@@ -24,7 +24,7 @@ from transformers import InklingForCausalLM, InklingForConditionalGeneration
 from recipe.engines.local import checkpoint as local
 from recipe.engines.local.model import build_model, tiny_config
 from recipe.errors import BadInputError, RecipeError
-from recipe.model.card import TOLD, push
+from recipe.model.card import TOLD, push, require_repository
 from recipe.model.export import checkpoint_of, export
 from recipe.model.names import TABLE
 
@@ -228,7 +228,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a file is lost": (lambda place: _file(place).unlink(), "missing or cut"),
     "a file is overwritten": (_zero, "can't be read"),
     "the metadata is cut": (_cut_metadata, "can't be read"),
-    "the metadata is lost": (lambda place: next(place.rglob(".metadata")).unlink(), "can't be read"),
+    "the metadata is lost": (lambda place: next(place.rglob(".metadata")).unlink(), "nothing to export"),
     "weights diverged": (_nan, "NaN"),
     "the base's shard is cut": (lambda place: os.truncate(place / "base/mtp.safetensors", 20), "of the base can't"),
     "the base's shard is lost": (lambda place: (place / "base/mtp.safetensors").unlink(), "of the base can't"),
@@ -239,6 +239,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         "disagree",
     ),
     "the base is no model": (lambda place: shutil.rmtree(place / "base"), "can't be read"),
+    "the base has no configuration": (lambda place: (place / "base/config.json").unlink(), "can't be read"),
+    "the base's configuration is null": (
+        lambda place: (place / "base/config.json").write_text("null"), "can't be read"
+    ),
+    "the base has no tokenizer": (
+        lambda place: [path.unlink() for path in place.glob("base/tokenizer*")], "of the base can't be read"
+    ),
     "the base has another width": (
         lambda place: _base(place, lambda all_: all_.update({"model.llm.norm.weight": torch.ones(8)})),
         "another shape",
@@ -263,6 +270,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }  # fmt: skip
 
 
+FOUND_WHILE_WRITING = ("a file is overwritten", "weights diverged")
+
+
 def test_a_base_of_one_file_serves_as_well(place: Path) -> None:
     _base(place, lambda _all: None)
     run_export(place)
@@ -276,6 +286,34 @@ def test_what_is_damaged_is_named_and_nothing_is_exported(place: Path, what: str
     with pytest.raises(RecipeError, match=problem):
         run_export(place)
     assert not (place / "out").exists()
+    assert (place / "out.partial").exists() == (what in FOUND_WHILE_WRITING)
+
+
+@pytest.mark.parametrize(
+    "out", ["base/out", "run/checkpoints/iter_0000002/out", "linked/out", "file/out", "dangling"]
+)
+def test_a_place_that_an_export_cannot_have_is_refused_before_any_work(place: Path, out: str) -> None:
+    (place / "linked").symlink_to("base")
+    (place / "file").touch()
+    (place / "dangling").symlink_to("gone")
+    before = sorted(place.rglob("*"))
+    (place / "run/checkpoints/iter_0000002/.metadata").write_text("damaged, which is found later")
+    with pytest.raises(BadInputError, match=r"would lie in|can't be written|there already"):
+        export(checkpoint_of(place / "run"), place / out, place / "base", Console(file=io.StringIO()))
+    assert sorted(place.rglob("*")) == before
+
+
+@pytest.mark.parametrize("run", ["gone", "file", "empty"])
+def test_a_run_that_is_none_is_named_before_the_base(tmp_path: Path, run: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    checkpoint = checkpoint_of(tmp_path / run)
+    with pytest.raises(BadInputError) as refused:
+        export(checkpoint, tmp_path / "out", tmp_path / "no base", Console(file=io.StringIO()))
+    assert str(tmp_path / run) in str(refused.value)
+    assert "no base" not in str(refused.value)
+    with pytest.raises(BadInputError, match="no such checkpoint"):
+        checkpoint_of(tmp_path / run, 2)
 
 
 @pytest.mark.parametrize("text", ["", "rel", "1 2", "²"])
@@ -345,3 +383,10 @@ def test_a_push_is_private_and_its_card_tells_the_run_and_the_licences(
         push(place / "out", "someone/model", "hf_planted", endpoint=hub.url)
         assert json.loads(hub.commits[0])["visibility"] == "private"
         assert "README.md" in hub.commits[1]
+
+
+@pytest.mark.parametrize("name", ["bad/na/me", "/x", "a/..", "a b/c"])
+def test_a_name_that_no_repository_can_have_is_refused(name: str) -> None:
+    require_repository("someone/model")
+    with pytest.raises(BadInputError, match="no such repository"):
+        require_repository(name)

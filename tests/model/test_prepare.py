@@ -237,6 +237,46 @@ def test_a_full_disk_is_told_before_anything_is_fetched(
     machine.prepare(download_only=True)
 
 
+@pytest.mark.parametrize("name", ["model", "torch_dist"])
+@pytest.mark.parametrize("kind", ["file", "loop", "link", "another model"])
+def test_a_folder_that_cannot_be_used_is_named_without_the_hub(
+    machine: Machine, name: str, kind: str
+) -> None:
+    folder = machine.folder / name
+    if kind == "file":
+        folder.touch()
+    elif kind == "another model":
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+    else:
+        folder.symlink_to({"loop": folder, "link": machine.folder / "gone"}[kind])
+    for options in ({}, {"dry_run": True}):
+        with pytest.raises(BadInputError, match=r"can't be written|another model|something else"):
+            machine.prepare(**options)
+    assert machine.hub.requests == []
+
+
+def test_a_whole_model_needs_no_folder_to_write_in(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.prepare(download_only=True)
+    monkeypatch.setattr(os, "access", lambda path, mode, **_: path != machine.model or not mode & os.W_OK)
+    assert "MODEL_DIR is complete" in machine.prepare(download_only=True)
+    (machine.model / "tokenizer.json").unlink()
+    with pytest.raises(BadInputError, match="MODEL_DIR can't be written"):
+        machine.prepare(download_only=True)
+
+
+def test_only_one_of_the_two_steps_can_be_the_only_one(machine: Machine) -> None:
+    with pytest.raises(BadInputError, match="nothing is left"):
+        machine.prepare(download_only=True, convert_only=True)
+
+
+def test_a_dry_run_names_the_checkouts_that_are_missing(machine: Machine) -> None:
+    missing = machine.miles / "tools/convert_hf_to_torch_dist.py"
+    assert "missing here" not in machine.prepare(dry_run=True)
+    missing.unlink()
+    assert f"missing here: {missing}" in machine.prepare(dry_run=True)
+
+
 def test_another_model_is_refused_and_left_alone(machine: Machine) -> None:
     machine.model.mkdir()
     (machine.model / "config.json").write_text(json.dumps(CONFIG | {"model_type": "qwen3"}))

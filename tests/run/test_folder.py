@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from recipe.errors import BadInputError, RecipeError
-from recipe.files import write_whole
+from recipe.files import kind_of, require_folder, write_whole
 from recipe.run import launch
 from recipe.run.folder import RunFolder, full_disk_named
 
@@ -56,3 +56,44 @@ def test_a_manifest_that_cannot_be_finished_does_not_hide_why_the_run_failed():
     assert launch.finished(Manifest(), own, folder, Console(file=out, width=200)) is own
     assert "run_manifest.json lacks the end of the run" in out.getvalue()
     assert "No space" in out.getvalue()
+
+
+def test_a_link_stays_and_its_target_is_written(tmp_path):
+    (tmp_path / "link").symlink_to("target")
+    for text in ("new", "again"):
+        write_whole(tmp_path / "link", text)
+        assert (tmp_path / "target").read_text() == text
+    assert (tmp_path / "link").is_symlink()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_is_no_file_is_never_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "to the pipe").symlink_to("pipe")
+    before = {path: path.lstat().st_ino for path in tmp_path.iterdir()}
+    for path in before:
+        with pytest.raises(BadInputError, match="could not be written"):
+            write_whole(path, "text")
+    assert {path: path.lstat().st_ino for path in tmp_path.iterdir()} == before
+
+
+def test_only_a_place_where_a_folder_can_be_is_taken(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "nowhere").symlink_to("gone")
+    require_folder(tmp_path, "OUT")
+    require_folder(tmp_path / "new" / "folder", "OUT")
+    for place in ("file", "file/x", "loop", "loop/x", "nowhere", "nowhere/x"):
+        with pytest.raises(BadInputError, match="OUT can't be written"):
+            require_folder(tmp_path / place, "OUT")
+    monkeypatch.setattr(os, "access", lambda path, mode, **_: path != tmp_path or not mode & os.W_OK)
+    with pytest.raises(BadInputError, match="OUT can't be written") as refused:
+        require_folder(tmp_path / "new", "OUT")
+    assert str(tmp_path) in refused.value.facts["found"]
+
+
+def test_a_full_disk_is_a_failure_and_a_wrong_place_is_bad_input():
+    assert kind_of(OSError(errno.ENOSPC, "")) is RecipeError
+    assert kind_of(OSError(errno.EROFS, "")) is BadInputError

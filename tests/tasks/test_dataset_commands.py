@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -63,9 +65,9 @@ def test_a_refusal_writes_nothing_and_changes_nothing(empty_folder: Path) -> Non
 
 def test_check_and_stats_say_how_many(empty_folder: Path) -> None:
     assert dataset("check", SMOKE, "--backend", "local").output.startswith(
-        "8 tasks are fine by the models of "
+        "8 tasks can be used, by the models of "
     )
-    assert dataset("check", SMOKE, "sort-names").output.startswith("1 tasks are fine")
+    assert dataset("check", SMOKE, "sort-names").output.startswith("1 task can be used, ")
     assert dataset("stats", SMOKE).output.splitlines()[0].split() == ["tasks", "8"]
     missing = dataset("check", SMOKE, "nothing").exception
     assert isinstance(missing, BadInputError)
@@ -88,3 +90,36 @@ def test_the_oracle_s_verdict_is_the_exit_code(empty_folder: Path) -> None:
     passed = dataset("check", SMOKE, "sort-names", "--backend", "local", "--oracle")
     assert (passed.exit_code, "ok     sort-names" in passed.output) == (0, True)
     assert list((empty_folder / ".cache" / "oracle").iterdir())
+
+
+@pytest.mark.parametrize("output", ["file/p.jsonl", "loop/p.jsonl", "/proc/none/p.jsonl", "pipe"])
+def test_an_output_that_cannot_be_is_bad_input(empty_folder: Path, output: str) -> None:
+    Path("file").touch()
+    Path("loop").symlink_to("loop")
+    os.mkfifo("pipe")
+    assert isinstance(dataset("build", SMOKE, "--output", output).exception, BadInputError)
+    assert Path("pipe").is_fifo()
+
+
+def test_an_output_in_a_task_s_folder_is_refused(empty_folder: Path) -> None:
+    shutil.copytree(Path(SMOKE) / "sort-names", "tasks/sort-names")
+    Path("link").symlink_to("tasks/sort-names")
+    for output in ("tasks/sort-names/p.jsonl", "tasks/sort-names/tests/p", "tasks/new/p", "link/p"):
+        refused = dataset("build", "tasks", "--output", output).exception
+        assert "in a task" in str(refused), output
+    assert dataset("build", "tasks", "--output", "tasks/p.jsonl").exit_code == 0
+
+
+@pytest.mark.parametrize("option", ["--include", "--exclude"])
+@pytest.mark.parametrize("words", ["", ",", " , "])
+def test_an_empty_choice_is_refused(empty_folder: Path, option: str, words: str) -> None:
+    dataset("build", SMOKE, "--output", "p.jsonl")
+    refused = dataset("filter", "p.jsonl", "--output", "q.jsonl", option, words).exception
+    assert isinstance(refused, BadInputError)
+    assert not Path("q.jsonl").exists()
+
+
+def test_an_instruction_with_a_byte_order_mark_is_named(empty_folder: Path) -> None:
+    shutil.copytree(Path(SMOKE) / "sort-names", "tasks/marked")
+    Path("tasks/marked/instruction.md").write_bytes(b"\xef\xbb\xbfDo it.")
+    assert "a byte order mark (BOM) at its start: marked" in dataset("build", "tasks", "--output", "p").output

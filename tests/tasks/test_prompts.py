@@ -104,6 +104,12 @@ def test_a_wrong_row_is_refused_with_its_file_and_line(tmp_path: Path, bad: obje
     assert len(refused.value.facts["found"]) <= 200
 
 
+def test_a_byte_order_mark_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError) as refused:
+        read_prompt_data(written(tmp_path, "\ufeff" + json.dumps(row())))
+    assert "(BOM)" in refused.value.facts["found"]
+
+
 def test_a_repeated_label_is_refused_with_both_lines(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="line 3") as refused:
         read_prompt_data(written(tmp_path, row("a"), row("b"), row("a")))

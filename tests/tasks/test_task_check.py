@@ -71,7 +71,7 @@ def test_whatever_harbor_refuses_is_refused_here(
         (task / removed).unlink()
     with pytest.raises((ValueError, OSError)):
         Task(task)
-    with pytest.raises(BadInputError, match="1 tasks") as refused:
+    with pytest.raises(BadInputError, match="1 task can") as refused:
         check(tmp_path, ["fine", "task"], None)
     assert refused.value.facts["found"].startswith("task: ")
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -59,6 +62,43 @@ def test_every_offender_is_listed(tmp_path: Path) -> None:
     assert len([line for line in found if line.startswith("empty:")]) == 3
     assert any("timeout_sec" in line for line in found if line.startswith("wrong:"))
     assert any("no UTF-8" in line or "decode" in line for line in found if line.startswith("latin:"))
+
+
+def test_a_byte_order_mark_is_named_and_is_no_instruction(tmp_path: Path) -> None:
+    make(tmp_path, "settings", settings="\ufeff[agent]\n")
+    make(tmp_path, "text", instruction=b"\xef\xbb\xbf \n")
+    first, second = problems(tmp_path)
+    assert "(BOM)" in first
+    assert second == "text: instruction.md is empty"
+
+
+def test_one_task_is_one_task(tmp_path: Path) -> None:
+    make(tmp_path, "a..b")
+    with pytest.raises(BadInputError, match=r"^1 task can't be used"):
+        require_usable(tmp_path, ["a..b"])
+
+
+def test_a_task_of_another_user_is_named(tmp_path: Path) -> None:
+    for name in ("closed", "fine", "half"):
+        make(tmp_path, name)
+    # Modes don't stop root, as which tests may run.
+    code = (
+        "import os, sys; from pathlib import Path; from recipe.tasks import folders; "
+        "os.geteuid() or os.seteuid(65534); root = Path(sys.argv[1]); "
+        "folders.require_usable(root, folders.task_names(root))"
+    )
+    for path, mode in (("closed", 0), ("half/environment", 0), (".", 0o755)):
+        (tmp_path / path).chmod(mode)
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        tasks = tmp_path.rename(Path(place) / "tasks")
+        found = subprocess.run(
+            [sys.executable, "-c", code, str(tasks)], capture_output=True, text=True, check=False
+        )
+        tasks.rename(tmp_path)
+    assert "recipe.errors.BadInputError: 2 tasks can't be used" in found.stderr
+    for line in ("closed: it could not be read", "half: it could not be read"):
+        assert line in found.stderr
 
 
 def test_a_link_must_stay_inside(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def is_complete(directory: Path) -> bool:
     try:
         marker = json.loads((directory / COMPLETE).read_text())
         return bool(marker["bytes"] == (directory / WEIGHTS).stat().st_size)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
