@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -222,19 +220,3 @@ def test_a_run_without_a_rollout_is_refused(empty_folder):
     (empty_folder / "run_manifest.json").write_text(json.dumps(facts))
     with pytest.raises(BadInputError, match="nothing to compare"):
         plan_report.report(settings, Console(quiet=True), run=empty_folder)
-
-
-@pytest.mark.parametrize("process", ["trainer", "policy"])
-def test_the_local_job_takes_the_memory_that_was_planned(empty_folder, process):
-    """The actors' own classes, over what Python and its libraries take; the weights that Ray holds are not there."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "measure_local.py"), process, str(empty_folder)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = figures(plan.build(load("smoke", [])))
-    planned = found[process] - found[f"{process}: libraries"] - found.get(f"{process}: weights received", 0)
-    assert float(done.stdout) / 1e6 == pytest.approx(planned, rel=0.15)
