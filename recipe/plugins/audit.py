@@ -6,6 +6,7 @@ the differences from a re-rendering, in Miles' words (miles/utils/chat_template_
 
 wrong_ids            trained ids are not the engine's
 native_tool_block    Terminus-2's reply holds a tool call of Inkling's own form, which the habit of JSON forbids
+malformed            a reply is no sequence of whole blocks: the policy's own doing, which no template writes
 special_token_count  a block, such as a tool call, is in one history and not in the other
 special_token_type   a block has moved, or has another kind
 changed_effort       the line with the thinking effort is another one
@@ -17,9 +18,11 @@ unjudged             the engine has left nothing to compare
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from recipe.plugins.environment import optional, required
@@ -29,9 +32,14 @@ STRICT = (
     *("wrong_ids", "native_tool_block", "special_token_count", "special_token_type"),
     *("changed_effort", "non_assistant_text"),
 )
-CLASSES = (*STRICT, "benign", "exact", "unjudged")
+CLASSES = (*STRICT, "malformed", "benign", "exact", "unjudged")
 # The ids that open a tool call in Inkling's vocabulary: as JSON, and as text.
 NATIVE_TOOL_BLOCK = frozenset({200049, 200057})
+# Inkling's control ids by what they do in a reply: m opens a message, o a text or thinking block, c a tool call, e
+# ends a block, s the reply. Ordinary text, x, has the ids below them.
+FIRST_CONTROL_ID = 199998
+CONTROL = {200001: "m", 200004: "o", 200008: "o", 200049: "c", 200057: "c", 200010: "e", 200006: "s"}
+WHOLE_REPLY = re.compile(r"(o|x*c)x*e(m(o|x*c)x*e)*s")
 EFFORT_LINE = "Thinking effort level"
 # More than a stray one: twice the share of the first rollout, and a tenth of the rewarded trajectories.
 GROWTH, LEAST_RATIO = 2.0, 0.1
@@ -90,11 +98,15 @@ def trajectory_class(sample: Any) -> str:
     mismatches = metadata.get("tito_session_mismatch")
     if _has_wrong_ids(sample, metadata):
         return "wrong_ids"
-    if optional("HARBOR_AGENT_NAME") == "terminus-2" and NATIVE_TOOL_BLOCK & _trained(sample):
+    if optional("HARBOR_AGENT_NAME") == "terminus-2" and any(
+        not NATIVE_TOOL_BLOCK.isdisjoint(reply) for reply in _replies(sample)
+    ):
         return "native_tool_block"
     if mismatches is None:
         return "unjudged"
     kinds = {_kind(mismatch) for mismatch in mismatches}
+    if kinds & {"special_token_count", "special_token_type"} and not all(map(_is_whole, _replies(sample))):
+        return "malformed"
     return next((name for name in STRICT if name in kinds), "benign" if kinds else "exact")
 
 
@@ -118,11 +130,17 @@ def _has_wrong_ids(sample: Any, metadata: dict[str, Any]) -> bool:
     return list(sample.tokens[:end]) != list(engine[:end])
 
 
-def _trained(sample: Any) -> set[int]:
-    # Miles' mask covers the response only: the last ids.
+def _replies(sample: Any) -> list[list[int]]:
+    """The policy's replies: the runs of trained ids. Miles' mask covers the response only, the last ids."""
     mask = sample.loss_mask or []
     ids = sample.tokens[len(sample.tokens) - len(mask) :]
-    return {token for token, trained in zip(ids, mask, strict=True) if trained}
+    runs = groupby(zip(ids, mask, strict=True), key=lambda pair: pair[1])
+    return [[token for token, _ in run] for trained, run in runs if trained]
+
+
+def _is_whole(reply: list[int]) -> bool:
+    signs = (CONTROL.get(token, "?") if token >= FIRST_CONTROL_ID else "x" for token in reply)
+    return WHOLE_REPLY.fullmatch("".join(signs)) is not None
 
 
 def _example(sample: Any) -> str | None:

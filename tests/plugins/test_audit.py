@@ -19,7 +19,11 @@ def _job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recipe.plugins.audit._first_native", [])
 
 
-def sample(*kinds: str, tokens: tuple[int, ...] = (1, 2, 3), **metadata: Any) -> SimpleNamespace:
+WHOLE = (1, 200004, 3, 200010, 200006)
+CUT = WHOLE[:3]
+
+
+def sample(*kinds: str, tokens: tuple[int, ...] = WHOLE, **metadata: Any) -> SimpleNamespace:
     texts = {"changed_effort": ("Thinking effort level: 0.9", "Thinking effort level: 0.2")}
     told = [
         {
@@ -29,16 +33,15 @@ def sample(*kinds: str, tokens: tuple[int, ...] = (1, 2, 3), **metadata: Any) ->
         }
         for kind in kinds
     ]
-    given = {"tito_session_mismatch": told, "accumulated_token_ids": [1, 2, 3], **metadata}
+    given = {"tito_session_mismatch": told, "accumulated_token_ids": list(tokens), **metadata}
     # As Miles' mask: of the response alone.
-    return SimpleNamespace(tokens=list(tokens), loss_mask=[0, 1], metadata=given)
+    return SimpleNamespace(tokens=list(tokens), loss_mask=[1] * (len(tokens) - 1), metadata=given)
 
 
 EXAMPLES = {
-    "wrong_ids": sample(tokens=(1, 9, 3)),
-    "native_tool_block": sample(
-        "special_token_count", tokens=(1, 2, CALL), accumulated_token_ids=[1, 2, CALL]
-    ),
+    "wrong_ids": sample(accumulated_token_ids=[1, 9, 3]),
+    "native_tool_block": sample("special_token_count", tokens=(1, CALL, 3, 200010, 200006)),
+    "malformed": sample("special_token_count", tokens=CUT),
     "special_token_count": sample("special_token_count"),
     "special_token_type": sample("assistant_text", "special_token_type"),
     "changed_effort": sample("changed_effort"),
@@ -55,16 +58,33 @@ def test_each_class_is_told_apart(name):
 
 
 def test_a_truncated_trajectory_is_compared_as_far_as_it_goes():
-    assert trajectory_class(sample(tokens=(1, 2))) == "exact"
-    assert trajectory_class(sample(accumulated_token_ids=[1, 2, 3, 4])) == "exact"
-    assert trajectory_class(sample(tokens=(1, 9), accumulated_token_ids=[1, 2, 3])) == "wrong_ids"
+    assert trajectory_class(sample(tokens=CUT, accumulated_token_ids=WHOLE)) == "exact"
+    assert trajectory_class(sample(accumulated_token_ids=CUT)) == "exact"
+    assert trajectory_class(sample(tokens=(1, 9), accumulated_token_ids=WHOLE)) == "wrong_ids"
 
 
 def test_a_tool_call_is_native_to_camel_and_what_the_client_said_is_nobodys_habit(monkeypatch):
-    in_prompt = sample(tokens=(CALL, 2, 3), accumulated_token_ids=[CALL, 2, 3])
+    in_prompt = sample(tokens=(CALL, *WHOLE[1:]))
     assert trajectory_class(in_prompt) == "exact"
     monkeypatch.setenv("HARBOR_AGENT_NAME", "camel")
     assert trajectory_class(EXAMPLES["native_tool_block"]) == "special_token_count"
+
+
+@pytest.mark.parametrize(
+    ("reply", "name"),
+    [
+        (WHOLE[1:], "special_token_count"),
+        ((200008, 5, 200010, 200001, *WHOLE[1:]), "special_token_count"),
+        (WHOLE[1:-1], "malformed"),
+        ((200001, *WHOLE[1:]), "malformed"),
+        ((7, *WHOLE[1:]), "malformed"),
+        ((200004, 200008, 200010, 200006), "malformed"),
+        ((*WHOLE[1:], 5), "malformed"),
+        ((200006,), "malformed"),
+    ],
+)
+def test_a_reply_that_is_no_whole_blocks_is_the_policys_own_doing(reply, name):
+    assert trajectory_class(sample("special_token_count", tokens=(1, *reply))) == name
 
 
 def test_the_metrics_count_trajectories_and_keep_an_example():
