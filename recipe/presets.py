@@ -37,8 +37,14 @@ SMOKE: dict[str, str] = {
     "SEED": "1",
 }
 
-# Terminus-2's replies are JSON with an analysis and a plan: 60 to 110 tokens.
-OF_AGENT = {("local", "terminus-2"): {"MAX_RESPONSE_LEN": "160"}}
+OF_AGENT = {
+    ("local", "terminus-2"): {
+        # Its replies are JSON with an analysis and a plan: 60 to 110 tokens.
+        "MAX_RESPONSE_LEN": "160",
+        # Most of these tokens are the protocol's own: at 2e-3 it came apart, from the fourth rollout on.
+        "LR": "1e-3",
+    }
+}
 
 PRESETS: dict[str, dict[str, dict[str, str]]] = {
     # By command and engine; a command's first engine is its default.
