@@ -51,10 +51,7 @@ def _job_lines(job: Job) -> list[str]:
 
 def _plan(settings: Settings, job: Job, refusals: list[str]) -> dict[str, object]:
     return {
-        "settings": {
-            name: {"value": value, "source": settings.source(name)}
-            for name, value in settings.public().items()
-        },
+        "settings": settings.with_sources(),
         "job": {
             "entrypoint": job.entrypoint,
             "arguments": [{"words": words, "source": source} for words, source in job.arguments],

@@ -45,8 +45,8 @@ def launch(settings: Settings, argv: Sequence[str], console: Console, interrupts
         interrupts.release()
         with folder.locked(), Display(console, settings.num_rollout, interrupts.held) as display:
             display.note(f"run folder {folder.path}")
-            if starts_from := lineage.lineage(settings):
-                display.note(lineage.told(starts_from))
+            if manifest.starts_from:
+                display.note(lineage.told(manifest.starts_from))
             _run(Run(settings, folder, manifest, interrupts, display))
     except BaseException as error:
         interrupts.hold()

@@ -49,10 +49,7 @@ class Manifest:
             argv=list(argv),
             commit=commit(),
             pins=pinned(settings),
-            settings={
-                name: {"value": value, "source": settings.source(name)}
-                for name, value in settings.public().items()
-            },
+            settings=settings.with_sources(),
             prompt_data={
                 "path": str(settings.prompt_data),
                 "rows": len(rows),
@@ -78,6 +75,12 @@ class Manifest:
         if not isinstance(facts, dict) or not facts.keys() >= {"ended", "exit_code"}:
             raise ValueError("run_manifest.json is no manifest")
         return cls(folder, facts)
+
+    @property
+    def starts_from(self) -> dict[str, Any] | None:
+        """What `lineage` told of LOAD_DIR."""
+        facts: dict[str, Any] | None = self._facts["load_dir"]
+        return facts
 
     @property
     def ended(self) -> str | None:
