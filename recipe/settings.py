@@ -17,6 +17,8 @@ from recipe.forms import (
     Address,
     setting,
 )
+from recipe.settings_gke import GkeSettings
+from recipe.settings_sandboxes import SandboxSettings, on_gke
 
 
 class Checkouts(BaseModel):
@@ -45,7 +47,7 @@ class Checkouts(BaseModel):
         return self.agent.replace("-", "")
 
 
-class Settings(Checkouts):
+class Settings(GkeSettings, SandboxSettings, Checkouts):
     """The resolved settings of one run. Build it with `resolve.load`; `Settings(**public)` reads a dump back."""
 
     engine: Literal["local", "miles"] = setting(
@@ -194,6 +196,17 @@ class Settings(Checkouts):
     wandb_api_key: SecretStr | None = setting(None, meaning="logs to Weights & Biases when set")
     wandb_project: str = setting("seta", meaning="project there", pattern=WORD, form=WORD_FORM)
     wandb_entity: str | None = setting(None, meaning="team there", pattern=WORD, form=WORD_FORM)
+    wandb_mode: Literal["online", "offline"] = setting(
+        "online", meaning="offline: W&B's files stay in the run folder, and no key is needed"
+    )
+    tensorboard: bool = setting(default=False, meaning="1: files of TensorBoard in the run folder")
+
+    # Alarms.
+    stop_on: str = setting(
+        "",
+        meaning="names of alarms that stop the run after saving, with commas between, or `none`; "
+        "empty: those that docs/alarms.md marks",
+    )
 
     # Agent server and agents.
     harbor_home: AbsolutePath = setting(
@@ -288,47 +301,16 @@ class Settings(Checkouts):
         le=1,
     )
 
-    # Sandboxes.
-    sandbox_backend: str = setting(
-        "daytona",
-        meaning="where sandboxes run: docker, daytona, modal or another type of Harbor; `local`: bubblewrap here",
-        pattern=r"^[a-z0-9-]+$",
-        form="a type of Harbor",
+    # How sandboxes reach the session servers.
+    miles_router_external_host: Address | None = setting(
+        meaning="host under which sandboxes reach the session servers",
+        derived="HEAD_IP on gke",
+        factory=lambda data: on_gke(data, data["head_ip"]),
     )
-    daytona_api_key: SecretStr | None = setting(None, meaning="of Daytona")
-    daytona_api_url: str | None = setting(
-        None,
-        meaning="another address of Daytona",
-        pattern=r"^https?://[^\s/@?#]+(/[^\s?#]*)?$",
-        form="http(s)://HOST/PATH, without a password or a query",
-    )
-    modal_token_id: SecretStr | None = setting(
-        None, meaning="of Modal; or `modal token new` writes ~/.modal.toml"
-    )
-    modal_token_secret: SecretStr | None = setting(None, meaning="of Modal")
-    gke_project_id: str | None = setting(None, meaning="Google Cloud project of the sandbox cluster")
-    gke_region: str | None = setting(None, meaning="its region")
-    gke_cluster_name: str | None = setting(None, meaning="its name")
-    gke_tools_image: str | None = setting(None, meaning="the sandboxes' tools, as an image by digest")
-    sandbox_cpus: int | None = setting(
-        meaning="CPUs of every sandbox",
-        derived="1 on gke, elsewhere the task's own",
-        factory=lambda data: _on_gke(data, 1),
-        ge=1,
-    )
-    sandbox_memory_mb: int | None = setting(
-        unit="MiB",
-        meaning="memory of every sandbox",
-        derived="2048 on gke, elsewhere the task's own",
-        factory=lambda data: _on_gke(data, 2048),
-        ge=1,
-    )
-    sandbox_storage_mb: int | None = setting(
-        unit="MiB",
-        meaning="storage of every sandbox",
-        derived="6144 on gke, elsewhere the task's own",
-        factory=lambda data: _on_gke(data, 6144),
-        ge=1,
+    miles_host_ip: Address | None = setting(
+        meaning="address that the session servers and the router bind",
+        derived="HEAD_IP on gke",
+        factory=lambda data: on_gke(data, data["head_ip"]),
     )
 
     skip_checks: str = setting(
@@ -364,10 +346,6 @@ class Settings(Checkouts):
     def run_dir(self) -> Path:
         """The run's folder."""
         return self.runs_root / self.run_name
-
-
-def _on_gke(data: dict[str, Any], value: int) -> int | None:
-    return value if data["sandbox_backend"] == "gke" else None
 
 
 def _agent_server_url(data: dict[str, Any]) -> str | None:

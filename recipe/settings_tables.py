@@ -6,6 +6,7 @@ import typing
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from rich.markup import escape
 from rich.table import Table
@@ -14,7 +15,7 @@ from recipe.presets import OF_AGENT, PRESETS
 from recipe.settings import Settings
 
 DOCS = Path(__file__).resolve().parents[1]
-KINDS = {int: "integer", float: "number", bool: "0 or 1", str: "text", Path: "path"}
+KINDS = {SecretStr: "text, secret", int: "integer", float: "number", bool: "0 or 1", str: "text", Path: "path"}
 
 
 class Row(NamedTuple):

@@ -1,0 +1,63 @@
+"""The settings of the sandboxes, whatever runs them, as data; recipe/settings.py has all others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, SecretStr
+
+from recipe.forms import setting
+
+
+def on_gke[T](data: dict[str, Any], value: T) -> T | None:
+    """`value` on the backend gke only."""
+    return value if data["sandbox_backend"] == "gke" else None
+
+
+class SandboxSettings(BaseModel):
+    """Where sandboxes run, with which credentials, and how large they are."""
+
+    sandbox_backend: str = setting(
+        "daytona",
+        meaning="where sandboxes run: docker, daytona, modal or another type of Harbor; `local`: bubblewrap here",
+        pattern=r"^[a-z0-9-]+$",
+        form="a type of Harbor",
+    )
+    daytona_api_key: SecretStr | None = setting(None, meaning="of Daytona")
+    daytona_api_url: str | None = setting(
+        None,
+        meaning="another address of Daytona",
+        pattern=r"^https?://[^\s/@?#]+(/[^\s?#]*)?$",
+        form="http(s)://HOST/PATH, without a password or a query",
+    )
+    modal_token_id: SecretStr | None = setting(
+        None, meaning="of Modal; or `modal token new` writes ~/.modal.toml"
+    )
+    modal_token_secret: SecretStr | None = setting(None, meaning="of Modal")
+    sandbox_cpus: int | None = setting(
+        meaning="CPUs of every sandbox",
+        derived="1 on gke, elsewhere the task's own",
+        factory=lambda data: on_gke(data, 1),
+        ge=1,
+    )
+    sandbox_memory_mb: int | None = setting(
+        unit="MiB",
+        meaning="memory of every sandbox",
+        derived="2048 on gke, elsewhere the task's own",
+        factory=lambda data: on_gke(data, 2048),
+        ge=1,
+    )
+    sandbox_storage_mb: int | None = setting(
+        unit="MiB",
+        meaning="storage of every sandbox",
+        derived="6144 on gke, elsewhere the task's own",
+        factory=lambda data: on_gke(data, 6144),
+        ge=1,
+    )
+
+    sandbox_hours_max: float | None = setting(
+        None, unit="h", meaning="of all sandboxes together, after which the run stops with a checkpoint", gt=0
+    )
+    sandbox_hour_price: float | None = setting(
+        None, unit="USD", meaning="what an hour of one sandbox costs, for the report", ge=0
+    )
