@@ -32,6 +32,7 @@ RAY_FULL = 0.95
 STACK_BYTES, OPEN_FILES = 64 * 2**20, 65536
 # Measured: one session server of Miles.
 SESSION_SERVER_BYTES = 1.29e9
+PINNED = ("miles", "sglang")
 # Of a checkpoint, weights only, where the model's index does not tell.
 CHECKPOINT_BYTES = 550e9
 # Files: of a checkpoint, two of each GPU and its index; of a rollout's details, one of each sample for each GPU of
@@ -83,10 +84,10 @@ def _full(cell: list[str], s: Settings) -> bool:
 
 
 def _commits(node: Node, s: Settings) -> list[str]:
-    """The checkouts that are not at their pins."""
-    sources, heads = load_pins().recipes[s.recipe].sources, node["heads"]
-    other = [of for of in ("miles", "sglang") if heads[of] != sources[of].rev]
-    return [f"{of} at {heads[of] or 'no commit'}" for of in other]
+    """The checkouts that are not at their pins, or are changed."""
+    sources, heads, changed = load_pins().recipes[s.recipe].sources, node["heads"], node["changed"]
+    other = [f"{of} at {heads[of] or 'no commit'}" for of in PINNED if heads[of] != sources[of].rev]
+    return other + [f"{of}: {changed[of]} changed files" for of in PINNED if changed[of]]
 
 
 def _megatron(node: Node, _s: Settings) -> str:
@@ -116,6 +117,24 @@ def _deadline(node: Node, s: Settings) -> float:
     """Seconds that the Miles there gives a pool to start: 30, or since the pinned change at least 2 a server."""
     by_pool = "session servers get time to start" not in node["features_lacking"]
     return max(30.0, 2.0 * s.session_servers) if by_pool else 30.0
+
+
+def _start(node: Node, s: Settings) -> str:
+    """What the pool of session servers needs to start, from two that were started; and what Miles gives it."""
+    told, given = node["session_servers"], _deadline(node, s)
+    if "error" in told:
+        return str(told["error"])
+    if "skipped" in told:
+        return f"{2.0 * s.session_servers:.0f} s as a rule ({told['skipped']}), {given:.0f} s given"
+    # All start at once: by then each has had its share of the cores.
+    needed = max(told["seconds"], s.session_servers * told["cpu_seconds"] / told["cores"])
+    measured = f"two took {told['seconds']:.1f} s, {told['cpu_seconds']:.1f} CPU s each, {told['cores']} cores"
+    return f"{needed:.0f} s ({measured}), {given:.0f} s given"
+
+
+def _in_time(cell: str, _s: Settings) -> bool:
+    seconds = re.fullmatch(r"(\d+) s .*, (\d+) s given", cell)
+    return seconds is not None and int(seconds[1]) <= int(seconds[2])
 
 
 def _planned(s: Settings) -> float:
@@ -233,7 +252,7 @@ NODE_CHECKS = (
               "CLEAN_LEFTOVERS=1 ends those of earlier runs; the others are their owners' affair"),
     NodeCheck("pin file", "of these pins", _pin_file, _is("of these pins"), "nobody can tell what is in the image",
               "recipe container build", _unless_strict),
-    NodeCheck("commits", "Miles and SGLang at the recipe's commits", _commits, nothing,
+    NodeCheck("commits", "Miles and SGLang at the recipe's commits, unchanged", _commits, nothing,
               "a flag is unknown, or means something else", "recipe container check", _unless_strict),
     NodeCheck("Megatron", f"there, and {SAME}", _megatron, lambda cell, _: cell != "missing",
               "ranks differ, or can't be imported", "start every node from one image", equal=True),
@@ -247,12 +266,12 @@ NODE_CHECKS = (
               "install the image's own sglang-router again: PyPI's has the same version and drops them", head=True),
     NodeCheck("memory", lambda s: f"{_planned(s):.0f} GiB available, as planned", _available,
               lambda cell, s: cell >= _planned(s), "the first or second optimizer step ends in a kill for memory",
-              "make plan, and free -g"),
+              "free -g; make plan shows what it assumes, and SKIP_CHECKS=memory takes your word for it"),
     NodeCheck("session servers' memory", lambda s: f"{_servers(s):.0f} GiB available for SESSION_SERVERS", _available,
               lambda cell, s: cell >= _servers(s), "the head node runs out of memory", "SESSION_SERVERS=32", head=True),
-    NodeCheck("session servers' start", lambda s: f"{2 * s.session_servers} s before Miles gives up", _deadline,
-              lambda cell, s: cell >= 2 * s.session_servers, "a session server is not ready in time, and the job ends",
-              "SESSION_SERVERS=15, or the pinned Miles", head=True),
+    NodeCheck("session servers' start", "SESSION_SERVERS of them before Miles gives up", _start, _in_time,
+              "a session server is not ready in time, and the job ends", "SESSION_SERVERS=15, or the pinned Miles",
+              head=True),
     NodeCheck("shared memory", f"{SHARED_MEMORY_GIB} GiB in /dev/shm", lambda n, _: n["shared_memory_bytes"] // GIB,
               _at_least(SHARED_MEMORY_GIB), "NCCL or SGLang ends with a bus error", "docker run --shm-size 64g"),
     NodeCheck("memlock", "no limit", _limit("memlock"), _at_least(math.inf),

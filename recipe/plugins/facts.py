@@ -62,6 +62,7 @@ def facts(asked: dict[str, Any]) -> dict[str, Any]:
         "space": {folder: _space(Path(folder)) for folder in (tempfile.gettempdir(), _ray_folder())},
         "pins": json.loads(PINS.read_text()) if PINS.is_file() else None,
         "heads": {name: _commit(folder) for name, folder in folders.items()},
+        "changed": {name: _changed(folder) for name, folder in folders.items()},
         "megatron": Path(folders["megatron"], "megatron", "core").is_dir(),
         "features_lacking": [one["name"] for one in asked["features"] if not _holds(one, folders)],
         "sglang": _imported("sglang"),
@@ -145,11 +146,31 @@ def _ray_folder() -> str:
 
 
 def _commit(checkout: str) -> str | None:
-    """The commit of a checkout, whoever owns it; None where there is none, even in a checkout around it."""
+    """The commit of a checkout; None where there is none, even in a checkout around it."""
+    told = _git(checkout, "rev-parse", "HEAD")
+    return told and told.strip()
+
+
+def _changed(checkout: str) -> int | None:
+    """How many files of a checkout's commit were changed or deleted; what was built beside them does not count."""
+    told = _git(checkout, "diff", "--name-only", "HEAD")
+    return None if told is None else len(told.splitlines())
+
+
+def _git(checkout: str, *words: str) -> str | None:
+    """What git answers about a checkout, whoever owns it; it writes nothing there, not even its index."""
     with suppress(OSError, subprocess.SubprocessError):
-        command = ["git", "--git-dir", f"{checkout}/.git", "rev-parse", "HEAD"]
+        command = [
+            "git",
+            "--no-optional-locks",
+            "--git-dir",
+            f"{checkout}/.git",
+            "--work-tree",
+            checkout,
+            *words,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS, check=True)
-        return done.stdout.strip()
+        return done.stdout
     return None
 
 

@@ -1,10 +1,12 @@
-"""What only the head node is asked: whether its router passes on what a rollout needs. Standard library only."""
+"""What only the head node is asked: whether its router passes on what a rollout needs, and how fast session servers
+start there. Standard library only."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import time
 import urllib.request
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 LOOPBACK = "127.0.0.1"
@@ -23,6 +26,26 @@ NEEDED = {"input_ids": [1, 2], "return_meta_info": True, "return_routed_experts"
 # A router answers within a second or two of its start.
 ROUTER_SECONDS = 30.0
 POST_SECONDS = 5.0
+# Two servers took 45 s on two cores; the head of a cluster has a hundred.
+SESSION_SECONDS = 90.0
+# One session server of Miles, as its manager starts it; what it is not told here it has a default for.
+SESSION_SERVER = """
+import sys
+from types import SimpleNamespace
+from miles.rollout.session.server import run_session_server
+port, model = sys.argv[1:]
+run_session_server(
+    SimpleNamespace(
+        session_server_ip="127.0.0.1",
+        session_server_port=int(port),
+        session_server_instance_id="probe",
+        use_session_server=True,
+        hf_checkpoint=model,
+        tito_model="inkling",
+    ),
+    "http://127.0.0.1:1",
+)
+"""
 
 
 def router(module: str = "sglang_router.launch_router") -> dict[str, Any]:
@@ -49,6 +72,50 @@ def router(module: str = "sglang_router.launch_router") -> dict[str, Any]:
         log.seek(0)
         said = log.read().decode(errors="replace").strip()[-300:]
         return {"error": f"no request arrived within {ROUTER_SECONDS:g} s: {said or 'it said nothing'}"}
+
+
+def session_servers(miles: str, megatron: str, model: str) -> dict[str, Any]:
+    """Starts two at once and ends them: `seconds` until both listen, `cpu_seconds` of each, `cores` here; or
+    `skipped`/`error` with the reason."""
+    if not Path(miles, "miles", "rollout", "session", "server.py").is_file():
+        return {"skipped": f"{miles} has no session server"}
+    env = {**os.environ, "PYTHONPATH": f"{megatron}:{miles}", "HF_HUB_OFFLINE": "1"}
+    ports = (_free_port(), _free_port())
+    with tempfile.TemporaryFile() as log:
+        start, cpu_start = time.monotonic(), _children_cpu_seconds()
+        servers = []
+        try:
+            for port in ports:
+                command = [sys.executable, "-P", "-c", SESSION_SERVER, str(port), model]
+                servers.append(subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd="/"))
+            listening = all(
+                _listens(port, server, start) for port, server in zip(ports, servers, strict=True)
+            )
+            seconds = time.monotonic() - start
+        finally:
+            for server in servers:
+                server.kill()
+                server.wait()
+        if listening:
+            cpu_seconds = (_children_cpu_seconds() - cpu_start) / len(servers)
+            return {"seconds": seconds, "cpu_seconds": cpu_seconds, "cores": len(os.sched_getaffinity(0))}
+        log.seek(0)
+        said = log.read().decode(errors="replace").strip()[-300:]
+        return {"error": f"not both listened within {SESSION_SECONDS:g} s: {said or 'they said nothing'}"}
+
+
+def _children_cpu_seconds() -> float:
+    """Of all processes that this one has started and waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _listens(port: int, server: subprocess.Popen[bytes], start: float) -> bool:
+    while server.poll() is None and time.monotonic() - start < SESSION_SECONDS:
+        with suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=1.0):
+            return True
+        time.sleep(0.1)
+    return False
 
 
 class _Engine(ThreadingHTTPServer):

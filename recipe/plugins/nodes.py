@@ -75,8 +75,11 @@ def main() -> None:
         asked |= {"shared": folder and str(folder), "nonce": nonce}
         answers = {node["NodeID"]: _on(node, report, asked) for node in nodes}
         ray.wait(list(answers.values()), num_returns=len(answers), timeout=ANSWER_SECONDS)
-        # Not before: while it runs, the router is a process of SGLang's as any other.
+        # Not before: while they run, the router is a process of SGLang's and the servers are Miles' as any other.
         router = head.router()
+        folders = asked["folders"]
+        model = str(Path(asked["models"][0]).parent)
+        session_servers = head.session_servers(folders["miles"], folders["megatron"], model)
         told = [
             {
                 "ip": node["NodeManagerAddress"],
@@ -84,6 +87,7 @@ def main() -> None:
                 "alive": len(nodes),
                 "head": not _order(node)[0],
                 "router": router,
+                "session_servers": session_servers,
                 "ray_gpus": node["Resources"].get("GPU", 0.0),
                 "ray_gpus_available": available.get(node["NodeID"], {}).get("GPU", 0.0),
                 **_answer(node, answers[node["NodeID"]], folder, nonce),

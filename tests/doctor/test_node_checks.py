@@ -14,6 +14,7 @@ from recipe.errors import BadInputError
 
 GPU = {"name": "NVIDIA H100", "memory_mib": 81559, "memory_used_mib": 4, "driver": "570.86.15"}
 OF_PINS = node()["heads"]
+SHORT = {"features_lacking": ["session servers get time to start"]}
 FULL = {"free": 50 * GIB, "used": 0.96, "inodes": 5}
 # For each check: facts of a node with which it fails, and what is then said to be found there.
 FAILING: dict[str, list[tuple[dict[str, Any], str]]] = {
@@ -40,6 +41,7 @@ FAILING: dict[str, list[tuple[dict[str, Any], str]]] = {
     "commits": [
         ({"heads": OF_PINS | {"miles": None}}, "miles at no commit"),
         ({"heads": OF_PINS | {"sglang": "a" * 40}}, f"sglang at {'a' * 40}"),
+        ({"changed": {"miles": 0, "sglang": 2}}, "sglang: 2 changed files"),
     ],
     "Megatron": [
         ({"heads": OF_PINS | {"megatron": None}}, "no commit"),
@@ -54,7 +56,19 @@ FAILING: dict[str, list[tuple[dict[str, Any], str]]] = {
     "memory": [({"memory_available_mib": 1000 * 1024}, "1000")],
     "session servers' memory": [({"memory_available_mib": 76 * 1024, "head": True}, "76")],
     "session servers' start": [
-        ({"features_lacking": ["session servers get time to start"], "head": True}, "30.0")
+        (
+            {"session_servers": {"seconds": 131.0, "cpu_seconds": 1, "cores": 2}, "head": True},
+            "131 s (two took 131.0 s",
+        ),
+        (
+            {"session_servers": {"seconds": 9.0, "cpu_seconds": 9, "cores": 4}, "head": True},
+            "144 s (two took 9.0 s",
+        ),
+        ({"session_servers": {"error": "no module named miles"}, "head": True}, "no module named miles"),
+        (
+            {**SHORT, "session_servers": {"skipped": "no Miles"}, "head": True},
+            "128 s as a rule (no Miles), 30 s given",
+        ),
     ],
     "shared memory": [({"shared_memory_bytes": 64 * GIB - 1}, "63")],
     "memlock": [({"limits": {"memlock": 2**40, "stack": -1, "nofile": -1}}, str(2**40))],
@@ -180,7 +194,7 @@ def test_a_checkpoint_is_as_large_as_the_model_or_what_its_index_should_tell():
 
 
 def test_a_small_pool_of_session_servers_starts_in_any_miles():
-    facts = FAILING["session servers' start"][0][0]
+    facts = {**SHORT, "session_servers": {"skipped": "it was not asked"}, "head": True}
     assert result_of("session servers' start", node(**facts), words=["SESSION_SERVERS=15"]).verdict == "ok"
     assert result_of("session servers' start", node(**facts), words=["SESSION_SERVERS=16"]).verdict == "FAIL"
 

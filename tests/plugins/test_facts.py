@@ -23,6 +23,23 @@ def test_a_checkout_tells_its_commit_and_what_lies_in_one_tells_none(tmp_path):
     assert facts._commit(str(tmp_path / "inner")) is None
 
 
+def test_changed_files_of_a_checkout_are_counted_and_built_ones_are_not(tmp_path):
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    (tmp_path / "a.py").write_text("1")
+    (tmp_path / "b.py").write_text("1")
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "x"], check=True)
+    (tmp_path / "built.so").write_text("1")
+    index = (tmp_path / ".git" / "index").stat().st_mtime_ns
+    assert facts._changed(str(tmp_path)) == 0
+    (tmp_path / "a.py").write_text("2")
+    (tmp_path / "b.py").unlink()
+    assert facts._changed(str(tmp_path)) == 2
+    assert (tmp_path / ".git" / "index").stat().st_mtime_ns == index
+    assert facts._changed(str(tmp_path / "nothing")) is None
+
+
 @pytest.mark.parametrize(
     ("text", "condition", "holds"),
     [
