@@ -1,7 +1,7 @@
 """From what was given to the settings of a command.
 
 A value comes from, highest first: NAME=VALUE arguments (of `recipe` or of `make`), the environment, the
-command's preset, the `.env` file, CLUSTER_CONFIG, the default.
+command's preset, the `.env` file, the default; CLUSTER_CONFIG says nothing else than these.
 """
 
 from __future__ import annotations
@@ -65,8 +65,16 @@ def _given(command: str | None, words: Iterable[str]) -> Given:
     agent = (in_file | explicit).get("agent", ("camel", "default"))[0]
     chosen = preset_of(command, explicit, agent) if command else {}
     found = in_file | chosen | explicit
-    cluster = found.get("cluster_config")
-    return (read_cluster_config(cluster[0]) if cluster else {}) | found
+    cluster = read_cluster_config(found["cluster_config"][0]) if "cluster_config" in found else {}
+    for name in cluster.keys() & found.keys():
+        if cluster[name][0] != found[name][0]:
+            raise BadInputError(
+                f"CLUSTER_CONFIG and {name.upper()} don't agree",
+                expected=f"{name.upper()}={cluster[name][0]}, or none of the two",
+                found=f"{found[name][0]} ({found[name][1]})",
+                where=cluster[name][1],
+            )
+    return cluster | found
 
 
 def resolve(written: Given) -> Settings:

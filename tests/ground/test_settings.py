@@ -84,7 +84,8 @@ def test_a_cluster_file_names_head_and_number_of_nodes(empty_folder):
     settings = load("train-camel", ["TASKS_DIR=t", "CLUSTER_CONFIG=c.yaml"])
     assert (settings.head_ip, settings.num_nodes, settings.gpus_per_node) == ("10.0.0.1", 7, 8)
     assert settings.source("num_nodes") == "CLUSTER_CONFIG c.yaml"
-    assert load("train-camel", ["TASKS_DIR=t", "CLUSTER_CONFIG=c.yaml", "NUM_NODES=6"]).num_nodes == 6
+    with pytest.raises(BadInputError, match="CLUSTER_CONFIG and NUM_NODES don't agree"):
+        load("train-camel", ["TASKS_DIR=t", "CLUSTER_CONFIG=c.yaml", "NUM_NODES=6"])
 
 
 @pytest.mark.parametrize(
