@@ -89,6 +89,13 @@ RULES = (
         engine="local",
     ),
     Rule(
+        ("agent_server_host",),
+        "AGENT_SERVER_HOST on loopback with ENGINE=local",
+        lambda s: s.agent_server_host == "localhost" or s.agent_server_host.startswith("127."),
+        "whoever reaches the agent server may start agents on this machine, and nobody else has to",
+        engine="local",
+    ),
+    Rule(
         ("deterministic", "agent"),
         "no DETERMINISTIC=1 with AGENT=terminus-2",
         lambda s: not s.deterministic or s.agent == "camel",

@@ -19,6 +19,7 @@ BROKEN = {
     "its agent server has no other": ("smoke", "SANDBOX_BACKEND=docker"),
     "its rollout is one optimizer step": ("smoke", "GLOBAL_BATCH_SIZE=16"),
     "both servers run on this machine": ("smoke", "AGENT_SERVER_PORT=9 SESSION_SERVER_PORT=9"),
+    "whoever reaches the agent server": ("smoke", "AGENT_SERVER_HOST=0.0.0.0"),
     "what a terminal shows": ("smoke", "DETERMINISTIC=1 AGENT=terminus-2"),
     "the job, the agent server and": ("train-camel", "HEAD_IP="),
     "one pipeline stage a node": ("train-camel", "NUM_NODES=5"),

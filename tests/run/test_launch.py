@@ -268,7 +268,7 @@ def test_a_machine_that_can_run_no_sandbox_refuses_the_start_and_leaves_no_folde
         (["RUN_NAME=used"], "the run folder is in use"),
         (["PROMPT_DATA=missing.jsonl"], "could not be read"),
         (["TASKS_DIR=missing"], "the folder of TASKS_DIR is missing"),
-        (["AGENT_SERVER_HOST=999.1.1.1"], "AGENT_SERVER_HOST can't be bound"),
+        (["AGENT_SERVER_HOST=127.0.0.999"], "AGENT_SERVER_HOST can't be bound"),
         (["PROMPT_DATA=/dev/zero"], "PROMPT_DATA is no regular file"),
         (["LOAD_DIR=missing"], "LOAD_DIR holds no checkpoints"),
         (["NUM_ROLLOUT=none"], "NUM_ROLLOUT has a bad value"),
