@@ -1,0 +1,119 @@
+"""Calls gcloud and kubectl by argument lists, or prints the same calls for a shell; whatever it starts, it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+from recipe.drift.programs import ask
+from recipe.errors import BadInputError, RecipeError
+from recipe.settings import Settings
+
+LOOK_SECONDS = 120.0
+# A cluster takes some ten minutes, the drain of full nodes up to an hour, a build at most two.
+CHANGE_SECONDS = 7200.0
+# An account can't be granted a role until Google has spread the news of it, which mostly takes less than a minute.
+GRANT_PAUSES = (5.0, 10.0, 20.0, 40.0, 60.0)
+TAIL_LINES = 8
+INSTALL = {
+    "gcloud": "install the Google Cloud CLI: https://cloud.google.com/sdk/docs/install",
+    "kubectl": "gcloud components install kubectl",
+    "gke-gcloud-auth-plugin": "gcloud components install gke-gcloud-auth-plugin",
+    "docker": "the same command with GKE_TOOLS_BUILDER=cloudbuild, or install Docker",
+}
+MISSING = re.compile(r"not[ _]?found|code=404", re.IGNORECASE)
+DENIED = re.compile(r"permission[_ ]denied|code=403|forbidden|required '.*' permission", re.IGNORECASE)
+SIGNED_OUT = re.compile(r"auth login|active account|reauthentication", re.IGNORECASE)
+
+
+class Calls:
+    """The calls of one command; with `dry` they are printed, and nothing that they look for is there."""
+
+    def __init__(self, settings: Settings, *, dry: bool) -> None:
+        self.settings, self.dry = settings, dry
+
+    def require(self, *programs: str) -> None:
+        """Raises BadInputError, before anything is done, when a program is not on PATH."""
+        for program in programs:
+            if not self.dry and shutil.which(program) is None:
+                raise BadInputError(f"{program} is not on PATH", run=INSTALL[program])
+
+    def gcloud(self, *words: str) -> list[str]:
+        return ["gcloud", *words, f"--project={self.settings.gke_project_id}", "--quiet"]
+
+    def kubectl(self, *words: str) -> list[str]:
+        place = [f"--kubeconfig={self.settings.gke_kubeconfig}", f"--namespace={self.settings.gke_namespace}"]
+        return ["kubectl", *place, *words]
+
+    def tell(self, line: str) -> None:
+        """A line of progress, apart from what the command prints; in a dry run a comment among the calls."""
+        print(f"# {line}" if self.dry else line, file=None if self.dry else sys.stderr, flush=True)
+
+    def run(self, argv: Sequence[str], doing: str) -> str:
+        """What it prints. Raises RecipeError with its last lines when it fails or does not end in time."""
+        self.tell(doing)
+        if self.dry:
+            print(shell(argv))
+            return ""
+        done = ask(argv, folder=Path("/"), seconds=CHANGE_SECONDS)
+        if done.returncode:
+            raise _failed(done, doing)
+        return done.stdout
+
+    def look(self, argv: Sequence[str]) -> dict[str, Any] | None:
+        """What is there, as its JSON tells, or None. Raises RecipeError when that can't be found out."""
+        if self.dry:
+            print(f"{shell(argv)}  # is it there?")
+            return None
+        done = ask(argv, folder=Path("/"), seconds=LOOK_SECONDS)
+        if done.returncode and MISSING.search(done.stderr):
+            return None
+        with contextlib.suppress(ValueError):
+            if done.returncode == 0:
+                found: dict[str, Any] = json.loads(done.stdout)
+                return found
+        raise _failed(done, "looking at what is there")
+
+    def value(self, name: str, argv: Sequence[str]) -> str:
+        """The one value that it prints; in a dry run the shell's variable `name`, which has it."""
+        if self.dry:
+            print(f"{name}=$({shell(argv)})")
+            return f"${{{name}}}"
+        return self.run(argv, f"asking for {name}").strip()
+
+    def grant(self, argv: Sequence[str], doing: str) -> None:
+        """Tried again with longer and longer pauses, unless this user may not grant at all."""
+        for pause in (*GRANT_PAUSES, None):
+            try:
+                self.run(argv, doing)
+            except RecipeError as error:
+                if pause is None or DENIED.search(error.facts["found"]):
+                    raise
+                self.tell(f"  not yet; again in {pause:g} s")
+                time.sleep(pause)
+            else:
+                return
+
+
+def shell(argv: Sequence[str]) -> str:
+    """The call for a shell, which fills in the variables that `value` named."""
+    return " ".join(f'"{word}"' if "${" in word else shlex.quote(word) for word in argv)
+
+
+def _failed(done: CompletedProcess[str], doing: str) -> RecipeError:
+    tail = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-TAIL_LINES:])
+    run = f"{shlex.join(done.args)}; once it works, the same command again"
+    if SIGNED_OUT.search(tail):
+        run = "gcloud auth login"
+    elif DENIED.search(tail):
+        run = "the same with an account that has the roles of docs/gke.md"
+    return RecipeError(f"{done.args[0]} failed: {doing}", found=tail or f"code {done.returncode}", run=run)
