@@ -19,7 +19,7 @@ class SandboxSettings(BaseModel):
 
     sandbox_backend: str = setting(
         "daytona",
-        meaning="where sandboxes run: docker, daytona, modal or another type of Harbor; `local`: bubblewrap here",
+        meaning="where sandboxes run: docker, daytona, modal, gke or another type of Harbor; `local`: bubblewrap here",
         pattern=r"^[a-z0-9-]+$",
         form="a type of Harbor",
     )
@@ -29,6 +29,13 @@ class SandboxSettings(BaseModel):
         meaning="another address of Daytona",
         pattern=r"^https?://[^\s/@?#]+(/[^\s?#]*)?$",
         form="http(s)://HOST/PATH, without a password or a query",
+    )
+    daytona_auto_stop_min: int | None = setting(
+        None,
+        unit="min",
+        meaning="without a command, after which Daytona stops a sandbox that nobody removed; "
+        "default: HARBOR_AGENT_CALL_TIMEOUT_SEC and 30 min",
+        ge=1,
     )
     modal_token_id: SecretStr | None = setting(
         None, meaning="of Modal; or `modal token new` writes ~/.modal.toml"

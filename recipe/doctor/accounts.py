@@ -1,4 +1,4 @@
-"""Whether the keys that were given are taken: one cheap request where a service is plain HTTP, else their form."""
+"""Whether the keys that were given are taken, and what they allow: one cheap request, else their form."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from collections.abc import Iterator
 
 import httpx
 
-from recipe.errors import BadInputError
+from recipe.errors import BadInputError, RecipeError
+from recipe.given import hub_environment
+from recipe.harbor.daytona import Daytona
+from recipe.harbor.install import installed
+from recipe.harbor.leftover_sandboxes import ask_modal
+from recipe.pins import load_pins
 from recipe.settings import Settings
 
-# Where Harbor's client goes when DAYTONA_API_URL is not set.
-DAYTONA = "https://app.daytona.io/api"
+HUB = "https://huggingface.co"
 ANSWER_SECONDS = 10.0
 # Forty letters and digits; keys of later servers are longer, and those of one's own server have a prefix.
 WANDB_KEY = r"(local-)?[A-Za-z0-9_]{40,}"
@@ -29,24 +33,61 @@ def wandb_key(settings: Settings) -> Iterator[BadInputError]:
         )
 
 
-def sandbox_account(settings: Settings) -> Iterator[BadInputError]:
-    """Daytona lists its sandboxes with DAYTONA_API_KEY."""
-    if settings.sandbox_backend != "daytona" or settings.daytona_api_key is None:
-        return
-    url = (settings.daytona_api_url or DAYTONA).rstrip("/") + "/sandbox"
+def hub_token(settings: Settings) -> Iterator[BadInputError]:
+    """Hugging Face knows whose token HF_TOKEN is."""
+    found, answered = _ask_hub(settings)
+    if found and answered:
+        yield BadInputError(
+            "Hugging Face does not take HF_TOKEN",
+            found=found,
+            where=settings.source("hf_token"),
+            run="another HF_TOKEN of https://huggingface.co/settings/tokens, or none: the model itself needs none",
+        )
+
+
+def hub_token_unasked(settings: Settings) -> str:
+    """Why nobody can be asked, or nothing."""
+    if settings.hf_token is None:
+        return "there is no HF_TOKEN, and the model needs none"
+    found, answered = _ask_hub(settings)
+    return "" if answered else f"Hugging Face does not answer: {found}"
+
+
+def _ask_hub(settings: Settings) -> tuple[str, bool]:
+    """What is wrong with HF_TOKEN, and whether that is Hugging Face's answer."""
+    url = f"{hub_environment().get('HF_ENDPOINT', HUB)}/api/whoami-v2"
+    token = settings.hf_token.get_secret_value() if settings.hf_token else ""
     try:
-        headers = {"Authorization": f"Bearer {settings.daytona_api_key.get_secret_value()}"}
-        answer = httpx.get(url, headers=headers, timeout=ANSWER_SECONDS)
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # ValueError: not ASCII
-        found = str(error) or type(error).__name__
-    else:
-        if answer.is_success:
-            return
-        found = f"{answer.status_code} {answer.reason_phrase}"
-    yield BadInputError(
-        "Daytona does not list its sandboxes",
-        expected="200 OK",
-        found=found,
-        where=f"{url} (DAYTONA_API_KEY {settings.source('daytona_api_key')})",
-        run="another DAYTONA_API_KEY or DAYTONA_API_URL, or a way out of this network",
+        answer = httpx.get(url, headers={"Authorization": f"Bearer {token}"}, timeout=ANSWER_SECONDS)
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # ValueError: no header can hold it
+        return str(error) or type(error).__name__, isinstance(error, UnicodeError)
+    refusal = f"{answer.status_code} {answer.reason_phrase}"
+    return "" if answer.is_success else refusal, not answer.is_server_error
+
+
+def sandbox_account(settings: Settings) -> Iterator[BadInputError]:
+    """The backend's service takes the credentials."""
+    try:
+        if settings.sandbox_backend == "daytona" and settings.daytona_api_key:
+            next(Daytona(settings, patient=False).sandboxes(), None)
+        if settings.sandbox_backend == "modal":
+            ask_modal(settings, "check")
+    except RecipeError as error:
+        yield BadInputError(error.problem, **error.facts)
+
+
+def sandbox_account_unasked(settings: Settings) -> str:
+    """Why nobody can be asked, or nothing."""
+    if settings.sandbox_backend == "modal":
+        return (
+            ""
+            if installed(settings, load_pins())
+            else "Modal's client comes with the pinned Harbor: make harbor"
+        )
+    if settings.sandbox_backend == "daytona" and settings.daytona_api_key is None:
+        return "there is no DAYTONA_API_KEY"
+    return (
+        ""
+        if settings.sandbox_backend in ("daytona", "local", "docker")
+        else "only Harbor's own client can ask"
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from recipe.doctor import accounts, head_node
+from recipe.doctor import accounts, head_node, quotas
 from recipe.doctor.lineage import lineage
 from recipe.doctor.results import Check, Result, require, skipped
 from recipe.errors import BadInputError
@@ -19,7 +20,6 @@ from recipe.settings import Settings
 from recipe.tasks.prompts import Row, agent_timeout_sec, build_rows, check_tasks_exist, read_prompt_data
 
 GIB = 2**30
-NO_ACCOUNT = ("local", "docker")
 EVERY_INTERFACE = "0.0.0.0"  # noqa: S104 - only tried
 # A checkpoint is 52 MB, trials and samples of ten rollouts about 100 MB.
 RUN_FOLDER_BYTES = 1 * GIB
@@ -136,9 +136,36 @@ def memory(_settings: Settings) -> Iterator[BadInputError]:
         )
 
 
+def engine_takes_it(settings: Settings) -> Iterator[BadInputError]:
+    """The engine takes the job: its sources know every flag, variable and plugin; the tiny model its tasks."""
+    from recipe.run.engine import check_engine
+
+    rows: list[Row] = []
+    with contextlib.suppress(BadInputError):  # said by the check of the prompts
+        rows = prompt_rows(settings)
+    try:
+        check_engine(settings, rows)
+    except BadInputError as error:
+        yield error
+
+
 def sandbox_backend(settings: Settings) -> Iterator[BadInputError]:
     """SANDBOX_BACKEND can be used from here, with the credentials that were given."""
     yield from backends.check(settings)
+
+
+def sandbox_quota(settings: Settings) -> Iterator[BadInputError]:
+    """AGENT_MAX_CONCURRENT sandboxes fit what the backend's account may have, together and each."""
+    if asked := _demand(settings):
+        yield from quotas.shortages(settings, asked)
+
+
+def _demand(settings: Settings) -> quotas.Demand | None:
+    try:
+        tasks = {settings.tasks_dir / row.instance_id for row in prompt_rows(settings)}
+        return quotas.demand(settings, tasks)
+    except BadInputError:  # said by the check of the prompts
+        return None
 
 
 def agent_server_port(settings: Settings) -> Iterator[BadInputError]:
@@ -186,6 +213,8 @@ CHECKS = (
     Check("deadlines", deadlines, "trials are cut off ungraded, and their groups dropped", "input"),
     Check("W&B key", accounts.wandb_key, "the job ends when it logs in", "account", "miles"),
     Check("sandbox account", accounts.sandbox_account, "no sandbox starts: every group drops", "account"),
+    Check("sandbox quota", sandbox_quota, "sandboxes are refused in the middle of a rollout", "account"),
+    Check("HF token", accounts.hub_token, "nothing can be downloaded or uploaded", "account", "miles"),
     Check("sandbox backend", sandbox_backend, "no sandbox starts: every group drops"),
     Check("weights", weights_to_start_from, "training goes on from other weights than meant"),
     Check("disk", disk_space, "the disk is full in the middle of a save", engine="local"),
@@ -193,6 +222,7 @@ CHECKS = (
     Check("free memory", memory, "the kernel ends a process of the run", engine="local"),
     Check("model", head_node.model, "SGLang or Megatron finds no weights", engine="miles"),
     Check("checkouts", head_node.checkouts, "train.py is not there", engine="miles"),
+    Check("engine", engine_takes_it, "a flag is refused after the GPUs were taken, or ignored"),
     Check("agent server's port", agent_server_port, "the agent server can't listen"),
     Check("session servers' ports", session_server_ports, "a session server can't listen"),
 )
@@ -212,11 +242,13 @@ def look(
 
 def _unasked(check: Check, settings: Settings, *, here: bool) -> str:
     """Why a check can't be made, or nothing."""
-    if check.findings is accounts.sandbox_account and settings.sandbox_backend not in (
-        "daytona",
-        *NO_ACCOUNT,
-    ):
-        return f"{settings.sandbox_backend} is no plain HTTP service: only its own client can ask"
+    if check.findings is accounts.sandbox_account:
+        return accounts.sandbox_account_unasked(settings)
+    if check.findings is accounts.hub_token:
+        return accounts.hub_token_unasked(settings)
+    if check.findings is sandbox_quota and not quotas.room(settings):
+        asked = _demand(settings) or "the tasks can't be read"
+        return f"{settings.sandbox_backend} does not tell its limits here: {asked}"
     return "" if here or check.place != "here" else "it is about the head node"
 
 

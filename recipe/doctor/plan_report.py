@@ -17,7 +17,7 @@ from recipe.events import EventReader
 from recipe.files import read_text
 from recipe.resolve import restore
 from recipe.settings import Settings
-from recipe.watch.report import read
+from recipe.watch.history import read
 
 Node = dict[str, Any]
 

@@ -79,6 +79,16 @@ def install(settings: Settings, pins: Pins, say: Say) -> HarborInstall:
         raise kind_of(error)("Harbor could not be installed", found=error, where=home) from error
 
 
+def installed(settings: Settings, pins: Pins) -> HarborInstall | None:
+    """The complete install that is there, unchecked; None without one."""
+    commit = settings.harbor_commit or pins.recipes[settings.recipe].sources["harbor"].rev
+    home = _home(settings, commit)
+    python = home / "environment" / "bin" / "python"
+    if not (home / "installed.json").exists() or not python.exists():
+        return None
+    return HarborInstall(settings.harbor_dir or home / "checkout", python)
+
+
 def _at_another_commit(settings: Settings, pins: Pins, say: Say) -> Pins:
     """The pins with HARBOR_COMMIT in them, and without CAMEL, which comes with Harbor's uv.lock."""
     sources = dict(pins.recipes[settings.recipe].sources)

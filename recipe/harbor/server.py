@@ -27,14 +27,15 @@ PASSED_ON = (
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR"),
     *("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "SSL_CERT_FILE"),
 )
-# What the pinned server reaches sandboxes of other machines by, and a Docker of this one. Our own server's agents
-# speak to loopback only, where a proxy would be in the way.
+# What the pinned server reaches sandboxes of other machines by. Our own server's agents speak to loopback only,
+# where a proxy would be in the way.
 PASSED_ON_TO_HARBOR = (
     *("SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"),
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
     *("http_proxy", "https_proxy", "all_proxy", "no_proxy"),
-    *("DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH"),
+    *("CLOUDSDK_CONFIG", "GOOGLE_APPLICATION_CREDENTIALS"),
 )
+DOCKER = ("DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
 OUR_SERVER = (sys.executable, "-m", "recipe.harbor.agent_server")
 SET = {
     "HARBOR_TELEMETRY": "off",  # it is on by default
@@ -96,14 +97,16 @@ def start_agent_server(
     log: Path,
     env: Mapping[str, str],
     harbor_python: Path | None = None,
+    environment_config: Path | None = None,
     credentials: Mapping[str, str] | None = None,
     watch: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = _to_stderr,
 ) -> AgentServer:
     """Returns once it answers: Harbor's own server in `harbor_python`, or ours where that is None.
 
-    `port` 0: any free one; `env`: the user's, of which PASSED_ON is passed on; `credentials`: the backend's
-    variables; `watch` may raise while it starts; `say`: see AgentServer.
+    `port` 0: any free one; `env`: the user's, of which PASSED_ON is passed on; `environment_config`: a file for where
+    `backend` does not say it all (see environment_config.py); `credentials`: the backend's variables; `watch` may
+    raise while it starts; `say`: see AgentServer.
 
     Raises BadInputError for a busy port or a missing tasks folder, RecipeError (with the log's end) when the
     server does not come up.
@@ -121,7 +124,9 @@ def start_agent_server(
     options = {
         "--tasks-dir": tasks_dir,
         "--trials-dir": trials_dir,
-        "--environment": backend,
+        **(
+            {"--environment-config": environment_config} if environment_config else {"--environment": backend}
+        ),
         "--host": host,
         "--port": port,
         "--max-concurrent": max_concurrent,
@@ -130,7 +135,7 @@ def start_agent_server(
     pinned = harbor_python is not None
     # Ours imports one agent only; which one the pinned server runs is said with each trial.
     program = [harbor_python, "-m", "harbor.agent_server"] if pinned else [*OUR_SERVER, "--agent", agent]
-    passed_on = (*PASSED_ON, *PASSED_ON_TO_HARBOR) if pinned else PASSED_ON
+    passed_on = (*PASSED_ON, *DOCKER, *(PASSED_ON_TO_HARBOR if pinned else ()))
     arguments = [word for pair in options.items() for word in pair]
     url = f"http://{LOOPBACK if host == '0.0.0.0' else host}:{port}"  # noqa: S104
     process = ProcessGroup.start(

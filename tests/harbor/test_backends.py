@@ -9,6 +9,7 @@ from standin.harbor_checkout import settings_of
 
 from recipe.errors import BadInputError
 from recipe.harbor import backends
+from recipe.pins import PROJECT_ROOT
 
 KEY = {"daytona_api_key": "planted-1"}
 TOKENS = {"modal_token_id": "planted-2", "modal_token_secret": "planted-3"}
@@ -92,7 +93,54 @@ def test_another_backend_of_harbor_passes_through_and_is_said_so() -> None:
         assert backends.note(settings_of(Path("/none"), sandbox_backend=name)) is None
 
 
-def test_gke_and_what_the_engine_does_not_have_are_refused() -> None:
-    assert [error.facts["found"] for error in refusals("gke")] == [
-        "its environment config is not written yet"
-    ]
+GKE = {
+    "gke_project_id": "my-project",
+    "gke_region": "us-central1",
+    "gke_cluster_name": "sandboxes",
+    "gke_tools_image": f"us-docker.pkg.dev/p/r/tools@sha256:{'0' * 64}",
+}
+
+
+def test_gke_wants_its_cluster_its_credentials_and_its_programs(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(home))
+    nothing, programs = refusals("gke")
+    assert all(name.upper() in nothing.facts["expected"] for name in GKE)
+    assert programs.facts["found"] == "no gcloud, no gke-gcloud-auth-plugin on PATH"
+    file = home / ".kube/gke_my-project_us-central1_sandboxes"
+    credentials, _ = refusals("gke", **GKE)
+    assert credentials.facts["where"] == str(file)
+    assert credentials.facts["run"] == "recipe gke credentials"
+    file.parent.mkdir()
+    file.touch()
+    for name in backends.GKE_PROGRAMS:
+        (home / name).touch(mode=0o755)
+    assert refusals("gke", **GKE) == []
+    of_gke = backends.credentials(settings_of(Path("/none"), sandbox_backend="gke", **GKE))
+    assert of_gke == {"KUBECONFIG": str(file)}
+
+
+def test_pods_reach_the_session_servers_at_the_head_node() -> None:
+    settings = settings_of(Path("/none"), sandbox_backend="gke", head_ip="10.0.0.1", **GKE)
+    assert settings.miles_router_external_host == settings.miles_host_ip == "10.0.0.1"
+    assert settings_of(Path("/none"), sandbox_backend="docker").miles_router_external_host is None
+
+
+def test_daytona_must_not_stop_sandboxes_before_their_trials_deadline() -> None:
+    def of(minutes: int) -> list[BadInputError]:
+        return refusals("daytona", **KEY, harbor_agent_call_timeout_sec=3600, daytona_auto_stop_min=minutes)
+
+    assert of(61) == []
+    (refused,) = of(60)
+    assert refused.facts["found"] == "DAYTONA_AUTO_STOP_MIN=60"
+    assert not refusals("daytona", **KEY)
+
+
+def test_the_page_of_the_backends_has_a_row_for_each_and_is_as_the_table_writes_it() -> None:
+    page = (PROJECT_ROOT / "docs/sandboxes.md").read_text()
+    assert backends.markdown(page) == page
+    for name in backends.BACKENDS:
+        assert f"\n| {name} | " in page
+    with pytest.raises(BadInputError, match="lost its mark"):
+        backends.markdown("# Sandboxes\n")

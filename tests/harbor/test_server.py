@@ -18,7 +18,7 @@ from standin.harbor_checkout import CHECKOUT, settings_of
 from recipe.errors import BadInputError, RecipeError
 from recipe.harbor import backends
 from recipe.harbor import server as module
-from recipe.harbor.server import PASSED_ON, PASSED_ON_TO_HARBOR, SET, AgentServer, start_agent_server
+from recipe.harbor.server import DOCKER, PASSED_ON, PASSED_ON_TO_HARBOR, SET, AgentServer, start_agent_server
 from recipe.process import LOOPBACK
 
 FLUSH = {"cancel_tasks": True, "kill_containers": True, "prune": False}
@@ -90,6 +90,15 @@ def test_the_pinned_server_gets_its_arguments_and_is_ready_once_it_answers(start
         server.stop()
 
 
+def test_a_configuration_of_the_sandboxes_takes_the_place_of_the_backends_name(start: Start) -> None:
+    config = start.folder / "environment.json"
+    server = start(environment_config=config)
+    server.stop()
+    words = start.recorded[0]["argv"]
+    assert words[words.index("--environment-config") + 1] == str(config)
+    assert "--environment" not in words
+
+
 def test_no_secret_but_the_chosen_backends_is_in_its_environment_and_none_is_anywhere_else(
     start: Start,
 ) -> None:
@@ -101,7 +110,8 @@ def test_no_secret_but_the_chosen_backends_is_in_its_environment_and_none_is_any
         command = (Path("/proc") / str(server.process.leader.pid) / "cmdline").read_text()
     finally:
         server.stop()
-    assert set(environment) <= {*PASSED_ON, *PASSED_ON_TO_HARBOR, *SET, "DAYTONA_API_KEY", "LC_CTYPE"}
+    passed_on = {*PASSED_ON, *PASSED_ON_TO_HARBOR, *DOCKER}
+    assert set(environment) <= {*passed_on, *SET, "DAYTONA_API_KEY", "LC_CTYPE"}
     assert environment["DAYTONA_API_KEY"] == "planted-3"
     assert environment["HTTPS_PROXY"] == "http://proxy.invalid"
     assert environment["HARBOR_TELEMETRY"] == "off"

@@ -17,8 +17,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 parser = argparse.ArgumentParser()
-for option in ("tasks-dir", "trials-dir", "environment", "host"):
+for option in ("tasks-dir", "trials-dir", "host"):
     parser.add_argument(f"--{option}", required=True)
+where = parser.add_mutually_exclusive_group(required=True)
+for option in ("environment", "environment-config"):
+    where.add_argument(f"--{option}")
 for option in ("port", "max-concurrent"):
     parser.add_argument(f"--{option}", required=True, type=int)
 parser.add_argument("--agent-timeout-multiplier", required=True, type=float)

@@ -1,0 +1,81 @@
+"""`recipe sandboxes`: what Harbor left at the backend, of one run or of all; deleted only when that is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recipe.errors import BadInputError
+from recipe.resolve import load_sources, restore
+from recipe.run.folder import RunFolder
+from recipe.settings import Settings
+from recipe.watch.history import latest_run
+
+app = typer.Typer(no_args_is_help=True, help="The sandboxes that runs left at their backend.")
+
+Run = Annotated[str, typer.Option(help="A run's name in RUNS_ROOT, or its folder; default: the newest.")]
+All = Annotated[bool, typer.Option("--all", help="All of Harbor's, those of others and of living runs too.")]
+Backend = Annotated[str, typer.Option(help="Another one than the run's, or than SANDBOX_BACKEND.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Delete = Annotated[bool, typer.Option("--delete", help="Really delete; else only say what would go.")]
+
+
+@app.command("list")
+def show(*, run: Run = "", everything: All = False, backend: Backend = "", as_json: AsJson = False) -> None:
+    """List them, and change nothing."""
+    clean(run=run, everything=everything, backend=backend, as_json=as_json)
+
+
+@app.command()
+def clean(
+    *,
+    run: Run = "",
+    everything: All = False,
+    backend: Backend = "",
+    delete: Delete = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete them; exit code 1 when some could not be."""
+    from recipe.harbor import leftover_sandboxes
+
+    settings, folder = _chosen(run, backend, everything=everything)
+    host, left = leftover_sandboxes.host_of(settings), {}
+    found = leftover_sandboxes.of_run(host, folder) if folder else list(host.sandboxes())
+    if delete and found:
+        # A run that somebody still follows needs its sandboxes.
+        with RunFolder(folder).locked() if folder else contextlib.nullcontext():
+            left = leftover_sandboxes.delete(host, found)
+    if as_json:
+        rows = [{"id": one.id, "state": one.state, "error": left.get(one.id)} for one in found]
+        facts = {"backend": settings.sandbox_backend, "run": folder and folder.name, "deleted": delete}
+        print(json.dumps({**facts, "sandboxes": rows}, indent=2))
+    else:
+        for one in found:
+            deleted = f"NOT deleted: {left[one.id]}" if one.id in left else "deleted"
+            print(f"{one.id:<48} {deleted if delete else one.state}")
+        what = (
+            f"{len(found)} sandboxes of {folder.name if folder else 'Harbor'} at {settings.sandbox_backend}"
+        )
+        print(f"{what}, {len(left)} could not be deleted" if delete else f"{what}; nothing was deleted")
+    sys.exit(int(bool(left)))
+
+
+def _chosen(run: str, backend: str, *, everything: bool) -> tuple[Settings, Path | None]:
+    """The settings, and the run's folder unless it is about all. Raises BadInputError when there is no such run."""
+    if run and everything:
+        raise BadInputError("--run and --all exclude each other")
+    settings, folder = load_sources(), None
+    if not everything:
+        named = Path(run).absolute() if "/" in run else settings.runs_root / run
+        folder = named if run else latest_run(settings.runs_root)
+        if not folder.is_dir():
+            raise BadInputError("there is no such run", expected="a run's name or folder", found=folder)
+        # As the run was started, with the secrets of now; one that never got a job is asked for as one would be.
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            settings = restore(json.loads((folder / "launcher" / "job.json").read_text())["settings"])
+    return settings.model_copy(update={"sandbox_backend": backend} if backend else {}), folder
