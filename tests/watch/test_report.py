@@ -1,4 +1,4 @@
-"""The report of a run, made from its events alone."""
+"""The report in the terminal and its folder, made from a run's events alone."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import io
 import json
 
 import pytest
+import runs
 from rich.console import Console
 
 from recipe.errors import BadInputError
 from recipe.events import EventLog
 from recipe.watch import report
+from recipe.watch.history import read
 
 METRICS = {
     "reward_mean": 0.25,
@@ -56,44 +58,65 @@ def test_a_row_a_rollout_with_everything_in_it_fits_80_columns(run):
     assert max(map(len, rows)) <= 80
 
 
+def test_a_metric_that_an_engine_does_not_tell_is_a_dash(tmp_path):
+    log = EventLog(tmp_path / "events.jsonl")
+    log.write("rollout", rollout=0, metrics={"reward_mean": 0.5, "kl": float("nan")}, seconds={})
+    assert "1 0.50±- -/-/- - - - - -" in " ".join(shown(tmp_path).split())
+
+
 def test_it_says_where_things_are_and_what_was_proven(run):
     folder = run("run")
     text = shown(folder)
-    for place in ("report/reward.png", "report/metrics.json", "trials", "logs", "run_manifest.md"):
+    for place in ("report/index.html", "report/metrics.json", "trials", "logs", "run_manifest.md"):
         assert str(folder / place) in text
     assert "checkpoints/iter_0000001" in text
     assert "0.25 in the first rollout and 0.75 in the last (2 in all)" in text
     assert "Not proven" in text
 
 
-def test_the_reward_curve_is_a_picture(run):
+def test_the_curves_are_pictures(run):
     folder = run("run")
     shown(folder)
-    assert (folder / "report" / "reward.png").read_bytes().startswith(b"\x89PNG")
+    names = ("reward", "kl", "entropy", "turns", "logprob_difference", "grad_norm", "seconds")
+    for name in names:
+        assert (folder / "report" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert not (folder / "report" / "response_tokens.png").exists()  # no rollout has this metric
 
 
 def test_runs_with_equal_metrics_have_equal_digests_however_long_they_took(run):
-    first, second = (report.read(run(name, seconds=at)) for name, at in (("a", 1.0), ("b", 9.0)))
+    first, second = (read(run(name, seconds=at)) for name, at in (("a", 1.0), ("b", 9.0)))
     assert first.digest == second.digest
-    assert first.digest != report.read(run("c", reward=0.7500001)).digest
+    assert first.digest != read(run("c", reward=0.7500001)).digest
 
 
 def test_the_metrics_file_is_what_the_digest_is_of(run):
     folder = run("run")
-    shown(folder)
-    result = report.read(folder)
-    assert json.loads((folder / "report" / "metrics.json").read_text()) == result.metrics
-    assert result.digest in shown(folder)
+    text = shown(folder)
+    history = read(folder)
+    assert json.loads((folder / "report" / "metrics.json").read_text()) == history.metrics
+    assert history.digest in text
 
 
 def test_a_run_that_was_cut_short_is_reported_as_far_as_it_came_and_proves_nothing(run):
     folder = run("run")
     events = folder / "events.jsonl"
     events.write_bytes(b"".join(events.read_bytes().splitlines(keepends=True)[:1]) + b'{"kind": "roll')
-    text = shown(folder)
-    assert "This run is unfinished: it proves nothing." in text
+    assert "This run is unfinished, with 1 finished rollouts: it proves nothing." in shown(folder)
 
 
-def test_a_folder_without_a_finished_rollout_is_refused(tmp_path):
+def test_a_run_without_a_rollout_is_reported_too(tmp_path):
+    folder = runs.write(tmp_path / "run", [], exit_code=None)
+    assert "This run is unfinished, with 0 finished rollouts: it proves nothing." in shown(folder)
+    assert "No rollout has finished." in (folder / "report" / "index.html").read_text()
+
+
+def test_a_run_on_the_cluster_is_not_said_to_be_a_tiny_one(tmp_path):
+    text = shown(runs.write(tmp_path / "run", runs.healthy(2), engine="miles"))
+    assert "tiny" not in text
+    assert "ran on the cluster" in text
+
+
+def test_a_folder_that_is_no_runs_is_refused_and_left_alone(tmp_path):
     with pytest.raises(BadInputError, match="nothing to report"):
         shown(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,130 @@
+"""Watches a run, while it goes on or once more afterwards: the alarms that it raises, and what its host has left."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from recipe.events import Event
+from recipe.settings import Settings
+from recipe.watch.alarms import ALARMS, Alarm, stopping
+from recipe.watch.conditions import Settings as Recorded
+from recipe.watch.history import History
+
+# An alarm that is over must stay so for as many looks before it speaks again.
+QUIET_LOOKS = 3
+# Memory and disk fill in minutes, not in seconds.
+RESOURCES_SECONDS = 30.0
+# Of Inkling-Small's weights, until a checkpoint of this run has been measured.
+CHECKPOINT_BYTES = 550e9
+
+
+class Judge:
+    """The history of a run, and which alarms have spoken: each once for as long as its condition holds."""
+
+    def __init__(self, settings: Recorded) -> None:
+        """Raises BadInputError when STOP_ON names no alarm."""
+        self._history = History()
+        self._settings = settings
+        self._stopping = stopping(str(settings.get("stop_on") or ""))
+        self._quiet = {alarm.name: QUIET_LOOKS for alarm in ALARMS}  # looks since its condition held
+
+    def take(self, event: Event) -> list[Event]:
+        """The alarms that an event raises, and those of the silence before it."""
+        raised = self.tick(event["time"])
+        self._history.take(event)
+        # What lacks its metrics makes no rollout.
+        return raised + (
+            self._look(event["kind"]) if self._history.rollouts or event["kind"] != "rollout" else []
+        )
+
+    def tick(self, now: float) -> list[Event]:
+        """The alarms of a silence that lasts until `now`, unix seconds."""
+        self._history.pass_time(now)
+        return self._look("tick")
+
+    def _look(self, kind: str) -> list[Event]:
+        return [event for alarm in ALARMS if alarm.after == kind for event in self._judge(alarm)]
+
+    def _judge(self, alarm: Alarm) -> Iterator[Event]:
+        history, name = self._history, alarm.name
+        found = alarm.check(history, self._settings, alarm.limit)
+        spoken = self._quiet[name] < QUIET_LOOKS
+        self._quiet[name] = self._quiet[name] + 1 if found is None else 0
+        if found and not spoken:
+            rollout = history.rollouts[-1].number if alarm.after == "rollout" else history.phase_rollout
+            action = "stop" if name in self._stopping else "warn"
+            told = {"alarm": name, "rollout": rollout, "found": found, "action": action, "do": alarm.do}
+            yield {"time": history.now, "kind": "alarm", **told}
+
+
+class Watch:
+    """Watches a run that goes on: `take` gets every event of its file, those that the watchers add too."""
+
+    def __init__(self, run_dir: Path, settings: Settings) -> None:
+        self._run_dir = run_dir
+        self._judge = Judge(settings.public())
+        self._looked = -math.inf
+        self._needed = CHECKPOINT_BYTES if settings.engine == "miles" else 0.0
+        self._checkpoint: Path | None = None  # one that has not been measured
+
+    def take(self, event: Event) -> list[Event]:
+        """The alarms that an event raises."""
+        if event["kind"] == "checkpoint":
+            self._checkpoint = Path(str(event.get("path")))
+        return self._judge.take(event)
+
+    def tick(self) -> list[Event]:
+        """The alarms of the silence until now; now and then, what the host has left."""
+        raised = self._judge.tick(time.time())
+        if time.monotonic() - self._looked >= RESOURCES_SECONDS:
+            self._looked = time.monotonic()
+            # A folder that is gone is not for the watcher to tell.
+            with contextlib.suppress(OSError):
+                raised.append({"time": time.time(), "kind": "resources", **self._resources()})
+        return raised
+
+    def _resources(self) -> dict[str, Any]:
+        lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+        kibibytes = {words[0]: int(words[1]) for words in lines}
+        return {
+            "available_memory_bytes": kibibytes["MemAvailable:"] * 1024,
+            "total_memory_bytes": kibibytes["MemTotal:"] * 1024,
+            "free_disk_bytes": shutil.disk_usage(self._run_dir).free,
+            "checkpoint_bytes": self._checkpoint_bytes(),
+            "where": socket.gethostname(),
+        }
+
+    def _checkpoint_bytes(self) -> float:
+        """Of the next checkpoint: the size of the last one, measured once."""
+        if self._checkpoint:
+            files = (file for file in self._checkpoint.rglob("*") if file.is_file())
+            self._needed = sum(file.stat().st_size for file in files) or self._needed
+            self._checkpoint = None
+        return self._needed
+
+
+def replay(events: Iterable[Event], settings: Recorded) -> list[Event]:
+    """The alarms that a run's events raise, as they would have been while it went on."""
+    judge = Judge(settings)
+    return [alarm for event in events for alarm in judge.take(event)]
+
+
+def table(raised: Iterable[Event]) -> Table:
+    """The alarms for people, in 80 columns."""
+    shown = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("rollout", "alarm", "found", "what to do"):
+        shown.add_column(heading, justify="right" if heading == "rollout" else "left")
+    for alarm in raised:
+        rollout = "" if alarm["rollout"] is None else str(alarm["rollout"] + 1)
+        shown.add_row(rollout, *(escape(str(alarm[name])) for name in ("alarm", "found", "do")))
+    return shown
