@@ -1,5 +1,6 @@
 # The front door: each target is one call, and sets up what it needs first.
 # Settings are passed on as they are: make smoke NUM_ROLLOUT=2 DETERMINISTIC=1
+# What is no setting goes through ARGS: make status ARGS=--follow
 
 BASE := python3 tools/bootstrap.py
 LOCAL := $(BASE) --extra local
@@ -8,11 +9,14 @@ DEV := $(LOCAL) --group dev --
 # recipe/settings.py tells by it what was written on this command line, and refuses what is no setting.
 export MAKE_VARIABLES = $(MAKEOVERRIDES)
 
+GKE_TARGETS := $(addprefix gke-,create credentials scale down clear-sandboxes apply-network-policies status delete tools-image)
+WITH_WORDS := $(GKE_TARGETS) status alarms report compare sandboxes dataset export pins-check pins-bump rehearse
+
 .DEFAULT_GOAL := help
-.PHONY: help smoke learn train-camel train-terminus2 doctor plan harbor contract prepare dataset export settings pins-check pins-bump flake-check test lint format types bench
+.PHONY: help smoke learn train-camel train-terminus2 doctor plan harbor contract prepare dataset export settings pins-check pins-bump flake-check status alarms report compare sandboxes $(GKE_TARGETS) test lint format types bench rehearse
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-27s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 smoke:  ## run the whole job at its smallest: three rollouts of a tiny Inkling, about two minutes
 	@$(if $(filter miles,$(ENGINE)),$(BASE),$(LOCAL)) -- recipe smoke
@@ -47,6 +51,48 @@ export:  ## write a checkpoint in Hugging Face format: RUN=runs/NAME OUT=FOLDER,
 dataset:  ## build, filter, check or fetch tasks and prompts: ARGS='build TASKS_DIR --output FILE', ARGS=--help for the rest
 	@$(BASE) -- recipe dataset $(ARGS)
 
+status:  ## show where a run is: RUN=runs/NAME, or the newest; ARGS=--follow
+	@$(BASE) -- recipe status $(if $(RUN),"$$RUN") $(ARGS)
+
+alarms:  ## judge a run once more by the limits of docs/alarms.md
+	@$(BASE) -- recipe alarms $(if $(RUN),"$$RUN") $(ARGS)
+
+report:  ## write a run's report anew: a page, its curves, its metrics
+	@$(BASE) -- recipe report $(if $(RUN),"$$RUN")
+
+compare:  ## show what differs between two runs: RUN=runs/A OTHER=runs/B; ARGS='--html FILE'
+	@$(BASE) -- recipe compare "$$RUN" "$$OTHER" $(ARGS)
+
+sandboxes:  ## list what sandboxes a run left, or ARGS='clean --delete'; ARGS=--help for the rest
+	@$(BASE) -- recipe sandboxes $(or $(ARGS),list)
+
+gke-create:  ## create what is missing of the cluster for sandboxes on Google Kubernetes Engine; GKE_PROJECT_ID=...
+	@$(BASE) -- recipe gke create $(ARGS)
+
+gke-credentials:  ## write the cluster's own kubeconfig
+	@$(BASE) -- recipe gke credentials $(ARGS)
+
+gke-scale:  ## set the nodes of the sandboxes' pools: ARGS=6, or ARGS=sandboxes=6
+	@$(BASE) -- recipe gke scale $(ARGS)
+
+gke-down:  ## end all sandboxes and take all nodes from their pools; only with ARGS=--yes
+	@$(BASE) -- recipe gke down $(ARGS)
+
+gke-clear-sandboxes:  ## delete the pods of all sandboxes; only with ARGS=--yes
+	@$(BASE) -- recipe gke clear-sandboxes $(ARGS)
+
+gke-apply-network-policies:  ## let sandboxes reach a name server and the public web alone; ARGS=--no-web-egress
+	@$(BASE) -- recipe gke apply-network-policies $(ARGS)
+
+gke-status:  ## show the cluster, its nodes, sandboxes and network policies
+	@$(BASE) -- recipe gke status $(ARGS)
+
+gke-delete:  ## delete the cluster; only with ARGS=--yes
+	@$(BASE) -- recipe gke delete $(ARGS)
+
+gke-tools-image:  ## build the image of the sandboxes' tools, and print its setting
+	@$(BASE) -- recipe gke tools-image $(ARGS)
+
 settings:  ## list every setting with its type, default and meaning
 	@$(LOCAL) -- recipe settings
 
@@ -57,7 +103,7 @@ pins-bump:  ## pin another commit: RECIPE=camel SOURCE=miles REV=<40 hex digits>
 	@$(BASE) -- recipe pins-bump --recipe "$$RECIPE" --source "$$SOURCE" --rev "$$REV" --nar-hash "$$NAR_HASH"
 
 # Words of these targets that are no settings.
-dataset export pins-check pins-bump: export MAKE_VARIABLES = $(filter-out $(addsuffix =%,ARGS RUN OUT ITER ONLINE RECIPE SOURCE REV NAR_HASH),$(MAKEOVERRIDES))
+$(WITH_WORDS): export MAKE_VARIABLES = $(filter-out $(addsuffix =%,ARGS RUN OTHER OUT ITER ONLINE RECIPE SOURCE REV NAR_HASH),$(MAKEOVERRIDES))
 
 flake-check:  ## check the Nix flake without a network (needs nix: apt-get install nix-bin)
 	@nix/check.sh
@@ -73,6 +119,9 @@ format:  ## format the code and mend what can be mended
 
 types:  ## check types
 	@$(DEV) mypy
+
+rehearse:  ## break the local job in every way that is known, one at a time; half an hour; ARGS='--only NAME'
+	@$(DEV) python -m rehearsal $(ARGS)
 
 bench:  ## compare the local engine's speed with transformers and TRL
 	@$(LOCAL) --group bench -- python -m benchmarks

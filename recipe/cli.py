@@ -15,13 +15,18 @@ from rich.console import Console
 
 from recipe.container.commands import app as container
 from recipe.errors import BadInputError, RecipeError
+from recipe.gke.commands import app as gke
+from recipe.harbor.sandboxes_commands import app as sandboxes
 from recipe.run.interrupts import Interruption, Interrupts
 from recipe.settings import Settings
 from recipe.tasks.commands import app as dataset
+from recipe.watch import commands as watch
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(container, name="container")
 app.add_typer(dataset, name="dataset")
+app.add_typer(gke, name="gke")
+app.add_typer(sandboxes, name="sandboxes")
 
 Assignments = Annotated[
     list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings; see `recipe settings`.")
@@ -227,14 +232,8 @@ def report_env(assignments: Assignments = None) -> None:
     print(text(chosen))
 
 
-@app.command()
-def report(run: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
-    """Show once more what a run came to, and write its report again."""
-    from recipe.watch.report import show
-
-    if not run.is_dir():
-        raise BadInputError("there is no such run", expected="a run's folder", found=run)
-    show(run, Console())
+for _command in (watch.status, watch.alarms, watch.report, watch.compare):
+    app.command()(_command)
 
 
 @app.command()
@@ -363,5 +362,4 @@ def _start(command: str, words: list[str], *, as_json: bool) -> None:
             with interrupts.held():
                 from recipe.run.launch import launch
             folder = launch(chosen, sys.argv, Console(), interrupts)
-        if chosen.engine == "local":
-            show(folder.path, Console())
+        show(folder.path, Console())

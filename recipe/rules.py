@@ -69,8 +69,8 @@ RULES = (
     # What the tiny engine can't do.
     Rule(
         ("sandbox_backend", "engine"),
-        "SANDBOX_BACKEND=local with ENGINE=local",
-        lambda s: s.sandbox_backend == "local",
+        "SANDBOX_BACKEND=local or docker with ENGINE=local",
+        lambda s: s.sandbox_backend in ("local", "docker"),
         "its agent server has no other sandboxes",
         engine="local",
     ),

@@ -12,7 +12,9 @@ from recipe.doctor import symptoms
 from recipe.drift.lines import Line, drift, ok
 from recipe.errors import BadInputError, RecipeError
 from recipe.files import read_text, write_whole
+from recipe.harbor import backends
 from recipe.pins import NEEDED, Pins, Source
+from recipe.watch import alarms
 
 START, END = "<!-- written by recipe pins-check --write -->", "<!-- end -->"
 WRITE = "recipe pins-check --write"
@@ -60,6 +62,8 @@ class Rendered:
 RENDERED = (
     Rendered("docs/settings.md", lambda _pins, _text: settings_tables.markdown()),
     Rendered("docs/symptoms.md", lambda _pins, text: symptoms.markdown(text)),
+    Rendered("docs/sandboxes.md", lambda _pins, text: backends.markdown(text)),
+    Rendered("docs/alarms.md", lambda _pins, _text: alarms.markdown()),
     Rendered(".env.example", lambda _pins, _text: settings_tables.env_example()),
     Rendered("README.md", versions),
 )

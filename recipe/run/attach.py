@@ -11,15 +11,17 @@ from rich.console import Console
 
 from recipe.errors import BadInputError
 from recipe.harbor import backends
+from recipe.harbor.ledger import Ledger, refuse_orphans
 from recipe.process import ProcessGroup
 from recipe.resolve import restore
-from recipe.run.cluster import start_server, write_login
+from recipe.run.cluster import start_server
 from recipe.run.dashboard import find_ray
 from recipe.run.display import Display
 from recipe.run.folder import RunFolder
 from recipe.run.follow import follow
 from recipe.run.interrupts import Interrupts
-from recipe.run.launch import finished, stop
+from recipe.run.launch import close, finished, observers, stop
+from recipe.run.login import write_login
 from recipe.run.manifest import Manifest
 from recipe.run.parts import Run
 from recipe.run.ray_job import RayJob
@@ -58,6 +60,7 @@ class _Attached:
 
     def follow(self) -> None:
         run, log = self.run, self.run.folder.train_log
+        ledger = Ledger(run.folder.trials, run.settings.sandbox_backend)
         try:
             ray = find_ray(run.settings)
             seen = log.stat().st_size if log.exists() else 0
@@ -68,9 +71,11 @@ class _Attached:
                 run.running.callback(job.stop)
             write_login(run)
             run.display.note(f"job {self.job_id} {'goes on' if watched else 'has ended meanwhile'}")
-            follow(run, job, watched, tracked=False, seen=seen)
+            follow(run, job, watched, tracked=False, seen=seen, observers=observers(run, ledger))
         finally:
             stop(run)
+            told = close(run, ledger) if self.responsible else []
+        refuse_orphans(told, run.settings.run_name)
 
 
 def _serve(run: Run) -> ProcessGroup:

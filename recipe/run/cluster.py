@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 from recipe import plugins
-from recipe.engines.miles.environment import netrc
 from recipe.engines.miles.job import staged_plugins
 from recipe.given import child_environment
-from recipe.harbor import backends
+from recipe.harbor import backends, environment_config
 from recipe.harbor.install import install
 from recipe.harbor.server import AgentServer
 from recipe.pins import load_pins
 from recipe.process import LOOPBACK
 from recipe.run.dashboard import find_ray
+from recipe.run.login import write_login
 from recipe.run.nodes import look
 from recipe.run.parts import Prepared, Run
 from recipe.settings import Settings
@@ -48,16 +47,6 @@ def stage_plugins(run_dir: Path) -> Path:
     return staged
 
 
-def write_login(run: Run) -> None:
-    """W&B's key, when there is one, in a file of netrc's form that its owner alone reads, until the run's end."""
-    path, key = netrc(run.folder.path), run.settings.wandb_api_key
-    run.running.callback(path.unlink, missing_ok=True)
-    if key is not None:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w") as file:
-            file.write(f"machine api.wandb.ai\n  login user\n  password {key.get_secret_value()}\n")
-
-
 def start_server(run: Run) -> AgentServer:
     """Installs the pinned Harbor where it is not yet, and starts its agent server."""
     settings: Settings = run.settings
@@ -65,7 +54,10 @@ def start_server(run: Run) -> AgentServer:
     if told := backends.note(settings):
         run.display.note(told)
     server = run.serve(
-        _environment(settings), harbor_python=harbor.python, credentials=backends.credentials(settings)
+        _environment(settings),
+        harbor_python=harbor.python,
+        environment_config=environment_config.write(settings, run.folder.path / "launcher", harbor.checkout),
+        credentials=backends.credentials(settings),
     )
     run.display.note(f"agent server at {settings.agent_server_url}, log {run.folder.agent_server_log}")
     return server

@@ -8,9 +8,8 @@ from rich.console import Console
 
 from recipe import rules
 from recipe.doctor import checks
-from recipe.errors import BadInputError
 from recipe.job import Job
-from recipe.run.engine import check_engine, engine_job
+from recipe.run.engine import engine_job
 from recipe.run.folder import RunFolder
 from recipe.settings import Settings
 from recipe.settings_tables import resolved
@@ -23,7 +22,7 @@ def show_plan(settings: Settings, console: Console, *, as_json: bool = False) ->
     port = settings.agent_server_port or "<a free port>"
     url = settings.agent_server_url or f"http://{settings.agent_server_host}:{port}"
     job = engine_job(settings, RunFolder(settings.run_dir), url)
-    refusals = [str(finding) for finding in _refusals(settings)]
+    refusals = [str(finding) for finding in checks.here(settings)]
     if as_json:
         console.print_json(json.dumps(_plan(settings, job, refusals)))
         return
@@ -31,15 +30,6 @@ def show_plan(settings: Settings, console: Console, *, as_json: bool = False) ->
     if refusals:
         lines += ["", "on this machine a start would be refused:", *(f"- {one}" for one in refusals)]
     console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
-
-
-def _refusals(settings: Settings) -> list[BadInputError]:
-    found = checks.here(settings)
-    try:
-        check_engine(settings, checks.prompt_rows(settings))
-    except BadInputError as error:
-        found.append(error)
-    return found
 
 
 def _job_lines(job: Job) -> list[str]:

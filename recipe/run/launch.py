@@ -14,16 +14,20 @@ from recipe.doctor import checks, lineage
 from recipe.doctor.report import NAMES
 from recipe.doctor.results import require_known
 from recipe.errors import BadInputError, RecipeError
+from recipe.events import Event, EventLog
+from recipe.harbor.ledger import Ledger, refuse_orphans
 from recipe.run.display import Display
-from recipe.run.engine import check_engine, engine_job, prepare
+from recipe.run.engine import engine_job, prepare
 from recipe.run.folder import RunFolder, write_json
-from recipe.run.follow import follow
+from recipe.run.follow import Observer, follow
 from recipe.run.interrupts import Interruption, Interrupts
 from recipe.run.manifest import Manifest
 from recipe.run.parts import Run
 from recipe.run.ray_job import LeftJobError, RayJob
 from recipe.settings import Settings
 from recipe.tasks.prompts import Row, write_prompt_data
+from recipe.watch.alarms import stopping
+from recipe.watch.live import Watch
 
 
 def launch(settings: Settings, argv: Sequence[str], console: Console, interrupts: Interrupts) -> RunFolder:
@@ -34,9 +38,9 @@ def launch(settings: Settings, argv: Sequence[str], console: Console, interrupts
     """
     rules.check(settings)
     require_known(settings.skipped_checks, NAMES)
+    stopping(settings.stop_on)
     checks.check(settings, settings.skipped_checks)
     rows = checks.prompt_rows(settings)
-    check_engine(settings, rows)
     # Until something stands ready that removes or finishes the folder.
     interrupts.hold()
     folder = RunFolder.create(settings.run_dir)
@@ -88,6 +92,7 @@ def _begin_records(folder: RunFolder, settings: Settings, rows: list[Row], argv:
 
 
 def _run(run: Run) -> None:
+    ledger = Ledger(run.folder.trials, run.settings.sandbox_backend)
     try:
         prepared = prepare(run)
         settings, folder = run.settings, run.folder
@@ -106,9 +111,28 @@ def _run(run: Run) -> None:
         run.manifest.add(job={"id": job_id, "entrypoint": job.entrypoint, "environment": sorted(job.env)})
         submitted = run.begin(lambda: RayJob.submit(prepared.ray, job, folder.train_log, job_id=job_id))
         run.display.note(f"job {job_id}")
-        follow(run, submitted, prepared.watched, tracked=job.tracked)
+        follow(run, submitted, prepared.watched, tracked=job.tracked, observers=observers(run, ledger))
     finally:
         stop(run)
+        told = close(run, ledger)
+    refuse_orphans(told, run.settings.run_name)
+
+
+def observers(run: Run, ledger: Ledger) -> tuple[Observer, ...]:
+    """Who watches a run while it lasts."""
+    return Watch(run.folder.path, run.settings), ledger
+
+
+def close(run: Run, ledger: Ledger) -> list[Event]:
+    """The last look at the sandboxes, which goes into the run's events; what is left of them is told there."""
+    told = ledger.close()
+    # A full disk, or a folder that somebody has removed, does not change how the run has ended.
+    with contextlib.suppress(OSError):
+        if told and run.folder.path.exists():
+            log = EventLog(run.folder.events)
+            for event in told:
+                log.append(event)
+    return told
 
 
 def stop(run: Run) -> None:

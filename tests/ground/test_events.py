@@ -6,7 +6,8 @@ import pathlib
 
 import numpy as np
 
-from recipe.events import EventLog, EventReader
+from recipe import events
+from recipe.events import EventLog, EventReader, Tail
 
 
 def test_a_reader_gets_each_event_once_and_with_its_time(tmp_path):
@@ -44,3 +45,32 @@ def test_array_scalars_and_paths_become_plain_values(tmp_path):
     log.write("checkpoint", rollout=np.int64(3), loss=np.float32(0.5), path=pathlib.Path("/x"))
     (event,) = EventReader(tmp_path / "events.jsonl").new()
     assert (event["rollout"], event["loss"], event["path"]) == (3, 0.5, "/x")
+
+
+def test_a_file_that_was_replaced_or_cut_is_read_from_its_start(tmp_path):
+    path = tmp_path / "log"
+    tail = Tail(path)
+    path.write_text("a\nb\n")
+    assert list(tail.lines()) == [b"a", b"b"]
+    path.write_text("a\nb\nc\n")  # the same, written whole again
+    assert list(tail.lines()) == [b"c"]
+    for other in ("x\n", "y\nz\nand more of it\n"):
+        path.rename(tmp_path / "rotated")
+        path.write_text(other)
+        assert list(tail.lines()) == other.encode().splitlines()
+
+
+def test_only_what_is_new_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "log"
+    path.write_bytes(b"x" * 99 + b"\n")
+    tail = Tail(path, start=100)
+    with path.open("ab") as file:
+        file.write(b"new\nhalf")
+    assert list(tail.lines()) == [b"new"]
+    monkeypatch.setattr(events, "CHUNK", 8)
+    with path.open("ab") as file:
+        file.write(b" a line\nb\nc\n" + b"long" * 10 + b"\nend\n")
+    found = list(tail.lines())
+    assert found[0] == b"half a line" or b"".join(found[:2]) == b"half a line"
+    assert b"".join(found) == b"half a linebc" + b"long" * 10 + b"end"
+    assert found[-1] == b"end"

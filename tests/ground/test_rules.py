@@ -16,7 +16,7 @@ BROKEN = {
     "Miles drops the samples": ("train-camel", "GLOBAL_BATCH_SIZE=100"),
     "a sample holds the prompt": ("smoke", "MAX_RESPONSE_LEN=2048"),
     "one hanging trial": ("smoke", "ROLLOUT_TIMEOUT_SEC=120"),
-    "its agent server has no other": ("smoke", "SANDBOX_BACKEND=docker"),
+    "its agent server has no other": ("smoke", "SANDBOX_BACKEND=modal"),
     "its rollout is one optimizer step": ("smoke", "GLOBAL_BATCH_SIZE=16"),
     "both servers run on this machine": ("smoke", "AGENT_SERVER_PORT=9 SESSION_SERVER_PORT=9"),
     "whoever reaches the agent server": ("smoke", "AGENT_SERVER_HOST=0.0.0.0"),

@@ -1,0 +1,239 @@
+"""The faults, one row each: how it is caused, when, what the user is told, and how the job ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from recipe.events import Event
+from rehearsal import mounts
+from rehearsal.aftermath import tail
+from rehearsal.job import Job
+
+Cause = Callable[[Job], None]
+When = Callable[[Event], bool]
+
+
+def nothing(_job: Job) -> Iterator[str]:
+    """No more is asked than of every job."""
+    yield from ()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`prepare` is called before the job starts and `cause` when an event is `when`; `check` yields what is wrong."""
+
+    name: str
+    how: str
+    code: int
+    says: str = ""
+    prepare: Cause | None = None
+    when: When | None = None
+    cause: Cause | None = None
+    check: Callable[[Job], Iterator[str]] = nothing
+    skip: Callable[[], str | None] = lambda: None
+
+
+def phase(name: str, rollout: int | None = 0) -> When:
+    """When this phase begins, in this rollout."""
+    wanted = ("phase", name, rollout)
+    return lambda event: bool(wanted == (event["kind"], event.get("phase"), event.get("rollout")))
+
+
+def trial_started(event: Event) -> bool:
+    """When some trial has been posted to the agent server."""
+    return event["kind"] == "trial" and bool(event["state"] == "started")
+
+
+def kill(word: str, number: int = signal.SIGKILL) -> Cause:
+    """Signals the newest of the job's processes that has `word` in its command line; waits until there is one."""
+
+    def cause(job: Job) -> None:
+        deadline = time.monotonic() + 20
+        while not (pids := job.pids(word)):
+            if job.code is not None or time.monotonic() > deadline:
+                raise LookupError(f"the job has no process with {word!r}")
+            time.sleep(0.02)
+        os.kill(pids[-1], number)
+
+    return cause
+
+
+def launcher(number: int) -> Cause:
+    def cause(job: Job) -> None:
+        assert job.process is not None
+        job.process.send_signal(number)
+
+    return cause
+
+
+def settings(*words: str) -> Cause:
+    return lambda job: job.settings.extend(words)
+
+
+def copy_tasks(job: Job) -> None:
+    """The job uses a copy of the tasks, which a fault may spoil."""
+    assert job.tasks.is_dir()
+
+
+def verifier(text: str) -> Cause:
+    """Every task's verifier becomes this shell text, once the tasks have passed their check."""
+
+    def cause(job: Job) -> None:
+        for test in job.tasks.glob("*/tests/test.sh"):
+            test.write_text(f"#!/bin/bash\n{text}\n")
+
+    return cause
+
+
+def one_verifier(text: str) -> Cause:
+    def cause(job: Job) -> None:
+        (job.tasks / "append-line" / "tests" / "test.sh").write_text(f"#!/bin/bash\n{text}\n")
+
+    return cause
+
+
+def flood(job: Job) -> None:
+    """Every file that a task's agent may show becomes one of 10 MB."""
+    for file in job.tasks.glob("*/environment/*"):
+        if file.name != "Dockerfile":
+            file.write_text("x" * 10_000_000)
+
+
+def remove_run_folder(job: Job) -> None:
+    job.notes["removed"] = True
+    deadline = time.monotonic() + 10
+    while job.folder.exists() and time.monotonic() < deadline:  # others write into it meanwhile
+        shutil.rmtree(job.folder, ignore_errors=True)
+
+
+def corrupt_row(job: Job) -> None:
+    rows = [
+        f'{{"label": "{name}", "prompt": [{{"role": "user", "content": "x"}}], '
+        f'"metadata": {{"agent_name": "camel", "instance_id": "{name}"}}}}'
+        for name in ("append-line", "count-lines", "sort-names")
+    ]
+    rows[1] = rows[1][:40]
+    file = job.root / "prompts.jsonl"
+    file.write_text("\n".join(rows) + "\n")
+    job.settings.append(f"PROMPT_DATA={file}")
+
+
+def dropped(reason: str) -> Callable[[Job], Iterator[str]]:
+    """Some group was dropped for this reason, and every rollout was completed."""
+
+    def check(job: Job) -> Iterator[str]:
+        found = [event for event in job.events if event["kind"] == "group" and event["reason"] == reason]
+        if not found:
+            yield f"no group was dropped as {reason}"
+
+    return check
+
+
+def _beside(job: Job) -> Job:
+    """Another job, started; it is removed with this one."""
+    other = Job()
+    job.closing.callback(other.remove)
+    other.start()
+    return other
+
+
+def cut_checkpoint(job: Job) -> None:
+    """A first job runs to its end; its last checkpoint is cut in the middle, and the second one starts from it."""
+    first = _beside(job)
+    first.wait()
+    weights = max(first.folder.glob("checkpoints/iter_*/*.safetensors"))
+    with weights.open("r+b") as file:
+        file.truncate(int.from_bytes(os.urandom(4)) % weights.stat().st_size)
+    job.settings.append(f"LOAD_DIR={first.folder / 'checkpoints'}")
+
+
+def untrained(job: Job) -> None:
+    """Weights that were never trained: what they sample is no word of the protocol."""
+    from recipe.engines.local import checkpoint
+    from recipe.engines.local.model import build_model, tiny_config
+
+    weights = {
+        name: value.detach().numpy() for name, value in build_model(tiny_config()).state_dict().items()
+    }
+    checkpoint.save(job.root / "untrained", 0, weights)
+    job.settings.append(f"LOAD_DIR={job.root / 'untrained'}")
+
+
+def second_run(job: Job) -> None:
+    job.notes["other"] = _beside(job)
+
+
+def second_succeeds(job: Job) -> Iterator[str]:
+    other = job.notes["other"]
+    other.wait()
+    if other.code != 0:
+        yield f"the second run ended with {other.code}: {tail(other)}"
+
+
+def agent_server_is_told(job: Job) -> Iterator[str]:
+    with suppress(FileNotFoundError):
+        size = sum(file.stat().st_size for file in (job.folder / "logs").iterdir())
+        if size > 2_000_000:
+            yield f"the logs hold {size} bytes of one run"
+
+
+NAN, HANG = "echo nan > /logs/verifier/reward.txt", "sleep 600"
+AGENT_SERVER, DRIVER = "recipe.harbor.agent_server", "recipe.engines.local.driver"
+ALL_DROP = r"6 groups in a row were dropped"
+
+FAULTS = (
+    Fault("sandbox dies mid-turn", "kill -9 of a sandbox's first process", 0, when=trial_started,
+          cause=kill("bwrap"), check=dropped("agent_error")),
+    Fault("verifier writes nothing", "one task's test.sh is `true`", 0, prepare=copy_tasks, when=phase("generate"),
+          cause=one_verifier("true")),
+    Fault("verifier writes NaN", "every test.sh writes nan", 1, ALL_DROP, prepare=copy_tasks, when=phase("generate"),
+          cause=verifier(NAN), check=dropped("agent_error")),
+    Fault("verifier writes 7.5", "every test.sh writes 7.5", 1, ALL_DROP, prepare=copy_tasks, when=phase("generate"),
+          cause=verifier("echo 7.5 > /logs/verifier/reward.txt"), check=dropped("agent_error")),
+    Fault("verifier hangs", "one task's test.sh sleeps; its time-out is 30 s", 0, prepare=copy_tasks,
+          when=phase("generate"), cause=one_verifier(HANG)),
+    Fault("trial never ends", "SIGSTOP of a sandbox's first process", 0, when=trial_started,
+          cause=kill("bwrap", signal.SIGSTOP)),
+    Fault("agent server killed", "kill -9", 1, "agent server ended unexpectedly", when=phase("generate"),
+          cause=kill(AGENT_SERVER)),
+    Fault("agent server frozen", "SIGSTOP", 1, when=phase("generate"), cause=kill(AGENT_SERVER, signal.SIGSTOP),
+          says=ALL_DROP),
+    Fault("session server killed", "kill -9 of the driver, in which it is", 1, "the job ended as",
+          when=phase("generate"), cause=kill(DRIVER)),
+    Fault("policy actor killed", "kill -9", 1, "died", when=phase("generate"), cause=kill("ray::PolicyActor")),
+    Fault("trainer killed", "kill -9", 1, "died", when=phase("train"), cause=kill("ray::TrainerActor")),
+    Fault("Ray head killed", "kill -9 of gcs_server", 1, when=phase("generate"), cause=kill("gcs_server")),
+    Fault("a node's actors gone", "kill -9 of raylet", 1, when=phase("generate"), cause=kill("raylet/raylet")),
+    Fault("disk full in RUNS_ROOT", "it is filled to the last byte", 1, "disk is full|No space left",
+          prepare=mounts.small("runs"), when=phase("generate"), cause=mounts.fill("runs"), skip=mounts.why_not),
+    Fault("disk full for sandboxes", "the folder of temporary files is filled to the last byte", 1, ALL_DROP,
+          prepare=mounts.small("t"), when=phase("generate"), cause=mounts.fill("t"), skip=mounts.why_not),
+    Fault("run folder removed", "rm -r during a rollout", 1, when=phase("generate"), cause=remove_run_folder),
+    Fault("corrupt prompt row", "the second of three rows is cut", 2, "line 2|:2|row 2", prepare=corrupt_row),
+    Fault("task deleted", "rm -r of one task during the run", 0, prepare=copy_tasks, when=phase("generate"),
+          cause=lambda job: shutil.rmtree(job.tasks / "append-line")),
+    Fault("all groups dropped", "every test.sh is `true`", 1, ALL_DROP, prepare=copy_tasks, when=phase("generate"),
+          cause=verifier("true"), check=dropped("agent_error")),
+    Fault("all rewards equal", "every test.sh writes 1", 0, prepare=copy_tasks, when=phase("generate"),
+          cause=verifier("echo 1 > /logs/verifier/reward.txt")),
+    Fault("loss is not finite", "LR=1e30", 1, "finite", prepare=settings("LR=1e30", "NUM_ROLLOUT=3")),
+    Fault("policy answers garbage", "weights that were never trained", 0, prepare=untrained),
+    Fault("flood of tool output", "10 MB in each file that a task shows", 0, prepare=copy_tasks,
+          when=phase("generate"), cause=flood, check=agent_server_is_told),
+    Fault("second run meanwhile", "another launcher on this machine", 0, when=phase("generate"), cause=second_run,
+          check=second_succeeds),
+    Fault("checkpoint cut", "LOAD_DIR's weights are cut at a random byte", 2, "not complete", prepare=cut_checkpoint),
+    *(
+        Fault(f"{name} in {at}", f"to the launcher when {at} begins", code, when=phase(at, rollout),
+              cause=launcher(number))
+        for at, rollout in (("start", None), ("update_weights", 0), ("generate", 1), ("train", 1), ("save", 1))
+        for name, number, code in (("Ctrl-C", signal.SIGINT, 130), ("SIGTERM", signal.SIGTERM, 130),
+                                   ("SIGKILL", signal.SIGKILL, -9))
+    ),
+)  # fmt: skip

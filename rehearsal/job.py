@@ -1,0 +1,157 @@
+"""One job of the local engine in a folder of its own: started, watched, broken, and looked at when it is over.
+
+Every process of the job descends from this one, which is their subreaper: what is left of a job is found by descent,
+and only such processes are ever signalled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recipe.events import Event, EventReader
+from recipe.given import child_environment
+from recipe.keeper import PR_SET_CHILD_SUBREAPER, descendants
+
+ROOT = Path(__file__).resolve().parents[1]
+SMOKE_TASKS = ROOT / "recipe" / "tasks" / "smoke"
+RUN = "run"
+# Two rollouts of two groups and a surplus one, a checkpoint after each: half a minute on two cores.
+SHAPE = (
+    "NUM_ROLLOUT=2",
+    "ROLLOUT_BATCH_SIZE=2",
+    "OVER_SAMPLING_BATCH_SIZE=3",
+    "N_SAMPLES_PER_PROMPT=4",
+    "SAVE_INTERVAL=1",
+    # A trial takes a second or two; whatever hangs is given up soon: an agent after 15 s, its verifier after 30 s.
+    "HARBOR_AGENT_TIMEOUT_MULTIPLIER=0.25",
+    "HARBOR_AGENT_CALL_TIMEOUT_SEC=60",
+    "ROLLOUT_TIMEOUT_SEC=200",
+    "MAX_DROPPED_GROUPS=6",
+)
+# A job takes half a minute, the warm start as much; a frozen agent server is waited for at the stop as well.
+JOB_SECONDS = 420.0
+# After SIGKILL of the launcher, each part notices by itself that it is alone.
+LEFT_SECONDS = 30.0
+
+
+@dataclass
+class Job:
+    """`settings`: NAME=VALUE words beside SHAPE; `command`: of recipe, and its words."""
+
+    settings: list[str] = field(default_factory=list)
+    command: str = "smoke"
+    root: Path = field(default_factory=lambda: new_folder())
+    process: subprocess.Popen[bytes] | None = None
+    events: list[Event] = field(default_factory=list)
+    notes: dict[str, Any] = field(default_factory=dict)
+    closing: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "runs" / RUN
+
+    @property
+    def temporary(self) -> Path:
+        """The job's own folder of temporary files; its name is short, for the paths of Ray's sockets."""
+        return self.root / "t"
+
+    @property
+    def output(self) -> str:
+        return (self.root / "output").read_text(errors="replace")
+
+    @property
+    def code(self) -> int | None:
+        assert self.process is not None
+        return self.process.poll()
+
+    @property
+    def tasks(self) -> Path:
+        """A copy of the smoke tasks, which the job then uses; call it before `start` at the latest."""
+        copy = self.root / "tasks"
+        if not copy.exists():
+            shutil.copytree(SMOKE_TASKS, copy)
+            self.settings.append(f"TASKS_DIR={copy}")
+        return copy
+
+    def start(self) -> None:
+        """Starts the launcher in a session of its own, so that a signal to it is not one to us."""
+        become_subreaper()
+        self.temporary.mkdir(exist_ok=True)
+        fixed = [f"CACHE_DIR={ROOT / '.cache'}", f"RUNS_ROOT={self.root / 'runs'}", f"RUN_NAME={RUN}"]
+        argv = [sys.executable, "-m", "recipe", self.command, *SHAPE, *fixed, *self.settings]
+        with (self.root / "output").open("ab") as sink:
+            self.process = subprocess.Popen(
+                argv,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env=child_environment(TMPDIR=str(self.temporary)),
+                start_new_session=True,
+            )
+
+    def wait(self, until: Callable[[Event], bool] | None = None) -> bool:
+        """Until an event holds (True), or the launcher has ended (False). Raises TimeoutError after JOB_SECONDS."""
+        reader = self.notes.setdefault("reader", EventReader(self.folder / "events.jsonl"))
+        deadline = time.monotonic() + JOB_SECONDS
+        while True:
+            ended = self.code is not None
+            for event in reader.new():
+                self.events.append(event)
+                if until and until(event):
+                    return True
+            if ended:
+                return False
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the launcher had not ended after {JOB_SECONDS:g} s")
+            time.sleep(0.05)
+
+    def pids(self, word: str) -> list[int]:
+        """Those of our descendants that have `word` in their command line, oldest first."""
+        return [pid for pid in sorted(set(descendants())) if word in command_of(pid)]
+
+    def left(self) -> list[str]:
+        """The processes that are still there, once they have had LEFT_SECONDS to end."""
+        deadline = time.monotonic() + LEFT_SECONDS
+        while True:
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            left = descendants()
+            if not left or time.monotonic() > deadline:
+                return [f"{pid} {command_of(pid)[:80]}" for pid in left]
+            time.sleep(0.1)
+
+    def remove(self) -> None:
+        """Undoes what was done for the job, and removes its files."""
+        self.closing.close()
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+def new_folder() -> Path:
+    """A temporary folder that the sandboxes' user may traverse."""
+    folder = Path(tempfile.mkdtemp(prefix="rehearsal-"))
+    folder.chmod(0o755)
+    return folder
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process, or nothing once it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
+def become_subreaper() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
