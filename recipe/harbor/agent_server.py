@@ -13,6 +13,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import importlib
+import json
 import logging
 import re
 import resource
@@ -27,6 +28,8 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from harbor.environments.factory import EnvironmentFactory
+from harbor.models.environment_type import EnvironmentType
 from pydantic import BaseModel, Field, ValidationError
 
 from recipe.errors import BadInputError, RecipeError
@@ -51,6 +54,13 @@ def _prepare_local(agent: str) -> None:
     asyncio.run(probe(tmux=agent == "terminus-2"))
 
 
+def _prepare_docker(_agent: str) -> None:
+    try:
+        EnvironmentFactory.run_preflight(EnvironmentType.DOCKER)
+    except SystemExit as error:
+        raise BadInputError("Docker can't run sandboxes", found=error, run="docker version") from None
+
+
 @dataclass(frozen=True)
 class Backend:
     """Where sandboxes run. `environment`: fields of Harbor's configuration of it.
@@ -63,7 +73,10 @@ class Backend:
     prepare: Callable[[str], None]
 
 
-BACKENDS = {"local": Backend({"import_path": "recipe.harbor.local_env:LocalEnvironment"}, _prepare_local)}
+BACKENDS = {
+    "local": Backend({"import_path": "recipe.harbor.local_env:LocalEnvironment"}, _prepare_local),
+    "docker": Backend({"type": "docker"}, _prepare_docker),
+}
 
 
 class RunRequest(BaseModel):
@@ -209,7 +222,9 @@ def main(argv: Sequence[str], agents: Mapping[str, str] = AGENTS) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipe.harbor.agent_server", description=__doc__)
     parser.add_argument("--tasks-dir", type=Path, required=True)
     parser.add_argument("--trials-dir", type=Path, required=True)
-    parser.add_argument("--environment", choices=BACKENDS, required=True)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--environment", choices=BACKENDS)
+    where.add_argument("--environment-config", type=Path, help="JSON: such a name as `type`, and override_*")
     parser.add_argument("--agent", choices=agents, default=next(iter(agents)), help="the only one that runs")
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
@@ -217,7 +232,11 @@ def main(argv: Sequence[str], agents: Mapping[str, str] = AGENTS) -> int:
     parser.add_argument("--agent-timeout-multiplier", type=float, default=1.0)
     parser.add_argument("--no-access-log", action="store_true")
     options = parser.parse_args(argv)
-    backend = BACKENDS[options.environment]
+    config = {"type": options.environment}
+    if options.environment_config:
+        config = json.loads(options.environment_config.read_text())
+    backend = BACKENDS[config.pop("type")]
+    backend = replace(backend, environment={**config, **backend.environment})
     agent = {options.agent: agents[options.agent]}
     trials = Trials(options.tasks_dir, options.trials_dir, backend, agent, options.agent_timeout_multiplier)
     _log_to_stderr()

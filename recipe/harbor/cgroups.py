@@ -32,7 +32,9 @@ def create(folders: Iterable[Path], *, memory_mb: int, cpus: float | None, proce
     """Makes the groups and sets the limits that each knows; returns those that could be made."""
     limits = {
         "memory.max": f"{memory_mb << 20}",
+        "memory.swap.max": "0",  # what v2 does not count as memory; a group's files would go there
         "memory.limit_in_bytes": f"{memory_mb << 20}",
+        "memory.memsw.limit_in_bytes": f"{memory_mb << 20}",  # never below the line above
         "pids.max": f"{processes}",
     }
     if cpus is not None:
@@ -45,8 +47,9 @@ def create(folders: Iterable[Path], *, memory_mb: int, cpus: float | None, proce
             _delegate(folder.parent)
             folder.mkdir()
             made.append(folder)
-            for name in limits.keys() & {path.name for path in folder.iterdir()}:
-                (folder / name).write_text(limits[name])
+            for name, limit in limits.items():
+                if (folder / name).exists():
+                    (folder / name).write_text(limit)
     return made
 
 

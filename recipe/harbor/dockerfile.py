@@ -32,6 +32,7 @@ READ_ONLY = (
     "/sys",
     "/usr",
 )
+ESCAPE = re.compile(r"#\s*escape\s*=", re.IGNORECASE)  # the one comment that changes what lines mean
 HEREDOC = re.compile(r"<<-?[\"']?[A-Za-z_]")
 
 
@@ -93,7 +94,7 @@ def _instructions(text: str) -> Iterator[tuple[int, str]]:
     start, joined = 0, ""
     for number, line in enumerate(text.splitlines(), start=1):
         stripped = line.strip()
-        if not stripped or stripped.startswith("#"):
+        if not stripped or (stripped.startswith("#") and not ESCAPE.match(stripped)):
             continue
         start = start if joined else number
         if stripped.endswith("\\"):

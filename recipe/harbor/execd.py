@@ -37,10 +37,8 @@ def main(descriptor: int, limits: list[str]) -> None:
     if os.getpid() != 1:
         sys.exit("execd only runs as PID 1 of a sandbox: it kills every other process that it sees")
     set_dumpable(False)  # no command may trace us, nor reach our socket through /proc/1
-    for inherited in map(int, os.listdir("/proc/self/fd")):  # bwrap passes on what it was given
-        if inherited not in (0, 1, 2, descriptor):
-            with contextlib.suppress(OSError):
-                os.close(inherited)
+    os.closerange(3, descriptor)  # bwrap passes on what it was given
+    os.closerange(descriptor + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     os.set_inheritable(descriptor, False)
     for limit in limits:
         lower_limit(*limit.split("="))

@@ -19,7 +19,8 @@ from recipe.harbor.transfer import pack, pack_content, unpack, write
 
 DEFAULT_WORKDIR = "/app"
 TRANSFER_SECONDS = 120  # files of a task are small; this is for a machine that swaps
-TRANSFER_BYTES = 64 << 20  # of one download, in memory; members are sorted, what comes later is left out
+TRANSFER_BYTES = 16 << 20  # of one download, in memory; members are sorted, what comes later is left out
+SPARE = 1 / 8  # of a disk's blocks and files: with less left, it is full for a verifier, 128 MB as a rule
 ERROR_CHARACTERS = 500
 ROOT_USERS = (None, "root", "0", 0)
 
@@ -27,18 +28,22 @@ ROOT_USERS = (None, "root", "0", 0)
 # a failure of ours and is dropped, which would be a way around a bad reward. $1: working directory.
 CLEAR = """
 chmod u+rwx /logs /tests "$1"; chmod 1777 /tmp /var/tmp; chmod -R u+rwX /tests /logs/verifier
-find /tests -mindepth 1 -delete; rm -rf /logs/verifier
+find /tests -mindepth 1 -delete; rm -rf /logs/verifier; ipcrm --all
 mkdir -p -- "$1" && mkdir -m 777 /logs/verifier
 """
 
 
 class LocalEnvironment(BaseEnvironment):
-    """`scratch_root`: the folder that sandboxes' folders are made in; None: below the temporary folder."""
+    """`scratch_root`: the folder that sandboxes' folders are made in; None: below the temporary folder.
+
+    `disk_full`: whether the agent left the verifier no room, by its own doing.
+    """
 
     def __init__(self, *args: Any, scratch_root: str | None = None, **kwargs: Any) -> None:
         self._scratch_root = None if scratch_root is None else Path(scratch_root)
         self._build = Build(Path())
         self._sandbox: Sandbox | None = None
+        self.disk_full = False
         super().__init__(*args, **kwargs)
 
     @staticmethod
@@ -91,7 +96,7 @@ class LocalEnvironment(BaseEnvironment):
             limits=Limits(
                 memory_mb=self._effective_memory_mb or Limits.memory_mb,
                 cpus=self._effective_cpus,
-                file_mb=self._effective_storage_mb or Limits.file_mb,
+                disk_mb=self._effective_storage_mb or Limits.disk_mb,
             ),
             folders=_outermost(folders),
         )
@@ -124,6 +129,9 @@ class LocalEnvironment(BaseEnvironment):
         if self._sandbox is not None:
             if not keep_processes:
                 await self._sandbox.killall()
+            measured = await self._shell("stat -f -c '%a %b %d %c' /app", what="measuring the disk")
+            room, blocks, names, files = map(int, measured.stdout.split())
+            self.disk_full = room < blocks * SPARE or names < files * SPARE
             await self._shell(CLEAR, self.workdir, what="clearing the verifier's folders")
 
     @override

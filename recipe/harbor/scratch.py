@@ -3,7 +3,7 @@
     SCRATCH_ROOT/<sandbox>/          locked (flock) by the process that runs the sandbox
         cgroups                      the groups made for it, one a line
         session                      number of its processes' session
-        0/ 1/ ...                    what the sandbox sees as its writable folders
+        disk/                        where the sandbox's own file system is, for its processes alone
 
 The kernel drops a lock with its process, however that ends: an unlocked folder is a dead run's.
 """
@@ -16,18 +16,13 @@ import fcntl
 import os
 import shutil
 import stat
-import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipe.errors import BadInputError, RecipeError
+from recipe.errors import BadInputError
 from recipe.harbor import cgroups, session
-
-# Removes what rmtree can't: folders without permissions, and ones nested too deep for recursion.
-REMOVE = 'chmod -R u+rwX -- "$1"; exec rm -rf -- "$1"'
-REMOVE_SECONDS = 60
 
 
 def default_root() -> Path:
@@ -41,42 +36,41 @@ class Scratch:
 
     path: Path
     lock: int
-    folders: dict[str, Path]
     cgroups: list[Path]
 
-    @classmethod
-    def create(cls, root: Path, folders: Iterable[str], owner: int | None) -> Scratch:
-        """Makes the folders that a sandbox will see as `folders`.
+    @property
+    def disk(self) -> Path:
+        return self.path / "disk"
 
-        `owner`: uid that they are given to, and that must be able to traverse `root`; None: ours.
+    @classmethod
+    def create(cls, root: Path, owner: int | None) -> Scratch:
+        """`owner`: uid of the sandbox's processes, that must be able to traverse `root`; None: ours.
+
         Raises BadInputError where `root` will not do.
         """
         _prepare(root, owner)
         with _locked(root, fcntl.LOCK_SH):
             path = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=root))
-            scratch = cls(path, _lock(path), {}, cgroups.planned(path.name))
+            scratch = cls(path, _lock(path), cgroups.planned(path.name))
         try:
-            scratch._fill(folders, owner)
+            scratch._fill(owner)
         except BaseException:  # a full disk
             scratch.remove()
             raise
         return scratch
 
-    def _fill(self, folders: Iterable[str], owner: int | None) -> None:
+    def _fill(self, owner: int | None) -> None:
         self.path.chmod(0o711)
         (self.path / "cgroups").write_text("".join(f"{group}\n" for group in self.cgroups))
-        for number, name in enumerate(folders):
-            folder = self.folders[name] = self.path / str(number)
-            folder.mkdir()
-            folder.chmod(0o1777 if name in ("/tmp", "/var/tmp") else 0o755)  # noqa: S108
-            if owner is not None:
-                _give(folder, owner)
+        self.disk.mkdir()
+        if owner is not None:
+            _give(self.disk, owner)
 
     def remove(self) -> None:
-        """Removes the groups and the folder. Raises RecipeError or OSError when something stays."""
+        """Removes the groups and the folder. Raises OSError when something stays."""
         try:
             cgroups.remove(self.cgroups)
-            _remove(self.path)
+            shutil.rmtree(self.path)
         finally:
             os.close(self.lock)
 
@@ -97,7 +91,7 @@ def sweep(root: Path) -> int:
         session.end_recorded(path)
         with contextlib.suppress(FileNotFoundError):
             cgroups.remove(map(Path, (path / "cgroups").read_text().splitlines()))
-        _remove(path)
+        shutil.rmtree(path)
         os.close(lock)
     return len(dead)
 
@@ -114,12 +108,6 @@ def _prepare(root: Path, owner: int | None) -> None:
             found=f"uid {found.st_uid}, mode {stat.filemode(found.st_mode)}",
             where=root,
             run=f"rm -r {root}, or set TMPDIR to another folder",
-        )
-    if os.statvfs(root).f_flag & os.ST_NOEXEC:
-        raise BadInputError(
-            "the scratch folder's file system is mounted noexec: no task could run a script",
-            where=root,
-            run="set TMPDIR to a folder of another file system",
         )
     closed = [folder for folder in (root, *root.resolve().parents) if not folder.stat().st_mode & 0o001]
     if owner is not None and closed:
@@ -166,14 +154,3 @@ def _lock(folder: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError, RecursionError):
-        shutil.rmtree(path)
-        return
-    subprocess.run(
-        ["sh", "-c", REMOVE, "sh", path], stderr=subprocess.DEVNULL, check=False, timeout=REMOVE_SECONDS
-    )
-    if path.exists():
-        raise RecipeError("a sandbox's folder could not be removed", where=path, run=f"rm -rf {path}")

@@ -9,8 +9,9 @@
 | AgentError                  | task, sandbox, model, verifier, an unknown error, no valid reward | null   |
 | Unknown                     | no error and no reward                                            | null   |
 
-The first four need a verifier's reward in [0, 1]. Only what is listed yields a reward: an exception that nobody
-thought of is a failure of ours, never the policy's.
+The first four need a verifier's reward in [0, 1]; a verifier that gave none on a disk that the agent had filled
+counts as one of 0. Only what is listed yields a reward: an exception that nobody thought of is a failure of ours,
+never the policy's.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
-from harbor.models.trial.result import TimingInfo, TrialResult
+from harbor.models.trial.result import ExceptionInfo, TimingInfo, TrialResult
 from harbor.trial.hooks import TrialEvent, TrialHookEvent
 from harbor.trial.trial import Trial
 
@@ -111,7 +112,9 @@ async def run_trial(request: TrialRequest) -> TrialReply:
 
         trial.add_hook(TrialEvent.VERIFICATION_START, clear)
     try:
-        return reply(await trial.run(), agent_seconds=trial.agent_timeout_sec)
+        result = await trial.run()
+        disk_full = local is not None and local.disk_full
+        return reply(result, agent_seconds=trial.agent_timeout_sec, disk_full=disk_full)
     except Exception as error:  # noqa: BLE001 (run raises CancelledError only, unless its folder can't be written)
         return TrialReply(AGENT_ERROR, trial_name=trial.config.trial_name, error=_shortened(error))
     finally:
@@ -120,13 +123,18 @@ async def run_trial(request: TrialRequest) -> TrialReply:
                 await asyncio.shield(local.stop(delete=True))
 
 
-def reply(result: TrialResult, agent_seconds: float | None) -> TrialReply:
-    """What the trial's result means for training. `agent_seconds`: the agent's time limit."""
+def reply(result: TrialResult, agent_seconds: float | None, *, disk_full: bool = False) -> TrialReply:
+    """What the trial's result means for training.
+
+    `agent_seconds`: the agent's time limit; `disk_full`: the verifier found no room.
+    """
     rewards = (result.verifier_result.rewards or {}) if result.verifier_result else {}
     said = (result.agent_result.metadata or {}) if result.agent_result else {}
     failures = [result.exception_info, *(step.exception_info for step in result.step_results or [])]
     failure = next(filter(None, failures), None)
     timed_out = _timed_out(result, agent_seconds)
+    if disk_full and not rewards and (timed_out or not _of_agent(failure)):
+        rewards, failure = {"reward": 0.0, "disk_full": 1.0}, None
     status = "TimeLimitExceeded" if timed_out else said.get("exit_status", "Submitted")
     reward = rewards.get("reward", next(iter(rewards.values()))) if rewards else None  # as Miles' servers do
     if failure is not None and not timed_out:
@@ -151,10 +159,15 @@ def reply(result: TrialResult, agent_seconds: float | None) -> TrialReply:
 
 def _timed_out(result: TrialResult, agent_seconds: float | None) -> bool:
     """Whether the agent used its time up: Harbor reports any TimeoutError of an agent as AgentTimeoutError."""
-    failure, spent = result.exception_info, _seconds(result.agent_execution)
-    if failure is None or failure.exception_type != "AgentTimeoutError":
+    spent = _seconds(result.agent_execution)
+    if not _of_agent(result.exception_info):
         return False
     return spent is not None and agent_seconds is not None and spent >= agent_seconds - CLOCK_SECONDS
+
+
+def _of_agent(failure: ExceptionInfo | None) -> bool:
+    """Of those after which a verifier runs; the first one stays."""
+    return failure is not None and failure.exception_type == "AgentTimeoutError"
 
 
 def _metrics(result: TrialResult, measured: dict[str, float]) -> dict[str, float]:

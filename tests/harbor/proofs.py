@@ -37,9 +37,9 @@ def processes_naming(path: Path) -> list[int]:
 
 def kill_once_it_has_forked(bwrap: int) -> None:
     """In time, most often, to keep it from telling its child to go on, which then waits for ever."""
-    children = Path(f"/proc/{bwrap}/task/{bwrap}/children")
+    name, children = (Path(f"/proc/{bwrap}/{path}") for path in ("comm", f"task/{bwrap}/children"))
     deadline = time.monotonic() + 30
-    while not children.read_bytes():
+    while name.read_text() != "bwrap\n" or not children.read_bytes():  # before, it is a shell that mounts
         assert time.monotonic() < deadline, "bwrap does not fork"
     os.kill(bwrap, signal.SIGKILL)
 
@@ -61,6 +61,19 @@ def oom_score_adjustment(pid: int | None) -> int:
 
 def left_in(scratch_root: Path) -> list[Path]:
     return list(scratch_root.glob("*"))
+
+
+def found_in(folder: Path, name: str) -> list[Path]:
+    return list(folder.rglob(name))
+
+
+def mounts() -> str:
+    return Path("/proc/self/mounts").read_text()
+
+
+def root_of(pid: int | None) -> Path:
+    """A sandbox's files, as only its user and root see them."""
+    return Path(f"/proc/{pid}/root")
 
 
 def status(pid: int | None) -> str:

@@ -68,6 +68,7 @@ def test_a_file_copied_onto_a_known_folder_goes_into_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
+        ("# Escape = `", "# is not among"),
         ("ADD a.txt /app/", "ADD is not among"),
         ("USER agent", "USER is not among"),
         ("ARG X=1", "ARG is not among"),

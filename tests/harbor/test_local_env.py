@@ -170,21 +170,33 @@ def test_a_download_that_is_too_large_still_brings_the_reward(
     assert (tmp_path / "out/reward.txt").read_text() == "0.5\n"
 
 
+def test_a_download_brings_a_bounded_number_of_files(make_task, scratch_root: Path, tmp_path: Path) -> None:
+    async def body(env: LocalEnvironment) -> None:
+        await env.exec("mkdir /logs/many; cd /logs/many; touch `seq 3000`; echo 1 > /logs/a")
+        await env.download_dir("/logs", tmp_path / "out")
+
+    inside(environment(make_task(), scratch_root), body)
+    assert (tmp_path / "out/a").read_text() == "1\n"
+    assert 1000 < len(list((tmp_path / "out").rglob("*"))) < 2000
+
+
 def test_clearing_gives_the_verifier_its_folders_whatever_the_agent_did(
     make_task, scratch_root: Path
 ) -> None:
     spoil = """
-    mkdir -p /logs/verifier/reward.json/x /tests/test.sh; touch /tests/.hidden; rm -rf /app/*
+    mkdir -p /logs/verifier/reward.json/x /tests/test.sh; touch /tests/.hidden; rm -rf /app/*; ipcmk -M 1000000
     setsid bash -c 'while sleep 0.01; do echo 1 > /logs/verifier/reward.txt; done' & sleep 0.1
     chmod 000 /logs/verifier/reward.json /logs/verifier /logs /tests /tmp /app
     """
 
     async def body(env: LocalEnvironment) -> None:
-        await env.exec(spoil)
+        assert "Shared memory id" in (await env.exec(spoil)).stdout
         await env.clear_for_verifier(keep_processes=False)
         assert (
-            await said(env, "ls -A /tests /logs/verifier; pgrep -c -r DRST sleep; true")
-            == "/logs/verifier:\n\n/tests:\n0\n"
+            await said(
+                env, "ls -A /tests /logs/verifier; pgrep -c -r DRST sleep; ipcs -m | grep -c 1000000; true"
+            )
+            == "/logs/verifier:\n\n/tests:\n0\n0\n"
         )
         assert await said(env, "pwd; touch /app/a /tests/a /logs/verifier/a /tmp/a") == "/app\n"
         await env.exec("rm -rf /logs/verifier; ln -s /app /logs/verifier")

@@ -85,7 +85,7 @@ def _leader(scratch_root: Path) -> int:
 def test_a_sweep_spares_a_session_that_has_only_the_number_of_a_dead_one(scratch_root: Path) -> None:
     stranger = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     try:
-        dead = Scratch.create(scratch_root, [], None)
+        dead = Scratch.create(scratch_root, None)
         (dead.path / "session").write_text(str(stranger.pid))
         os.close(dead.lock)
         assert sweep(scratch_root) == 1
@@ -97,7 +97,7 @@ def test_a_sweep_spares_a_session_that_has_only_the_number_of_a_dead_one(scratch
 
 def test_a_root_user_that_has_no_other_users_is_refused(scratch_root: Path) -> None:
     create = "import sys; from pathlib import Path; from recipe.harbor.scratch import Scratch\n"
-    create += "try: Scratch.create(Path(sys.argv[1]), ['/app'], 65534)\n"
+    create += "try: Scratch.create(Path(sys.argv[1]), 65534)\n"
     create += "except Exception as error: print(type(error).__name__, error)"
     command = ["unshare", "-U", "-r", sys.executable, "-c", create, scratch_root]
     said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -106,8 +106,8 @@ def test_a_root_user_that_has_no_other_users_is_refused(scratch_root: Path) -> N
 
 
 def test_only_the_dead_are_swept_among_many(scratch_root: Path) -> None:
-    live = [Scratch.create(scratch_root, ["/app"], None) for _ in range(3)]
-    dead = [Scratch.create(scratch_root, ["/app"], None) for _ in range(3)]
+    live = [Scratch.create(scratch_root, None) for _ in range(3)]
+    dead = [Scratch.create(scratch_root, None) for _ in range(3)]
     for scratch in dead:
         os.close(scratch.lock)  # as the kernel does when the owner dies
     (scratch_root / "stray-file").write_text("")
@@ -127,7 +127,7 @@ def test_a_creation_that_fails_leaves_nothing(scratch_root: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "chown", full)
     with pytest.raises(OSError, match="No space left"):
-        Scratch.create(scratch_root, ["/app"], os.getuid())
+        Scratch.create(scratch_root, os.getuid())
     assert not left_in(scratch_root)
 
 
@@ -139,13 +139,13 @@ def test_a_root_that_others_can_write_to_is_refused(scratch_root: Path) -> None:
     scratch_root.mkdir()
     scratch_root.chmod(0o777)
     with pytest.raises(BadInputError, match="not safely ours"):
-        Scratch.create(scratch_root, [], None)
+        Scratch.create(scratch_root, None)
 
 
 def test_a_root_that_is_a_link_is_refused(scratch_root: Path, tmp_path: Path) -> None:
     scratch_root.symlink_to(tmp_path)
     with pytest.raises(BadInputError, match="not safely ours"):
-        Scratch.create(scratch_root, [], None)
+        Scratch.create(scratch_root, None)
     scratch_root.unlink()
 
 
@@ -153,5 +153,5 @@ def test_a_root_that_is_a_link_is_refused(scratch_root: Path, tmp_path: Path) ->
 def test_a_root_that_the_sandboxes_user_cannot_reach_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     with pytest.raises(BadInputError, match="can't reach") as refused:
-        Scratch.create(tmp_path / "scratch", [], 65534)
+        Scratch.create(tmp_path / "scratch", 65534)
     assert str(tmp_path) in refused.value.facts["found"]

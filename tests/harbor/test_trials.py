@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,22 @@ def test_what_an_agent_leaves_running_cannot_write_the_reward(make_task, request
     )
     task = make_task(test=f"{reward('0')}; sleep 0.1")
     assert run(request_for(task, commands=[rewriter, "mkdir -p /logs/verifier/reward.json"])).reward == 0.0
+
+
+def test_50_mb_of_a_verifiers_output_are_cut_and_the_reward_stands(make_task, request_for, tmp_path) -> None:
+    replied = run(request_for(make_task(test=f"{reward('0.5')}; yes | head -c 50000000"), "nop"))
+    assert (replied.exit_status, replied.reward) == ("Submitted", 0.5)
+    output = tmp_path / "trials" / replied.trial_name / "verifier/test-stdout.txt"
+    assert 1 << 20 < output.stat().st_size <= 16 << 20
+
+
+def test_a_full_disk_is_no_excuse_for_a_failure_that_is_not_the_verifiers(make_task, request_for) -> None:
+    fill = "yes > /app/fill"
+    for failure in ("TypeError", "TimeoutError"):
+        request = request_for(make_task(test="true"), commands=[fill], fails=failure)
+        small = {**request.environment, "override_storage_mb": 8}
+        replied = run(replace(request, environment=small))
+        assert (replied.exit_status, replied.reward) == ("AgentError", None)
 
 
 def test_a_task_may_keep_the_service_that_it_asks_for(make_task, request_for) -> None:
