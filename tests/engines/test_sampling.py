@@ -59,3 +59,11 @@ def test_equal_keys_give_equal_streams_and_others_differ() -> None:
     other = random_stream((1, 0, 5, 3)).random(4)
     assert first.tolist() == again.tolist()
     assert first.tolist() != other.tolist()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_are_refused(value: float) -> None:
+    logits = torch.zeros(2, VOCAB_ROWS)
+    logits[1, 5] = value
+    with pytest.raises(FloatingPointError, match="not finite"):
+        sample(logits, torch.tensor([0.5, 0.5], dtype=torch.float64))

@@ -26,7 +26,8 @@ def sample(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Draws one id per row of `logits` [batch, vocabulary rows] by `uniforms` [batch] in [0, 1), float64.
 
     Returns ids [batch] and their log-probabilities [batch] under the distribution that they were drawn from.
-    Ids without a decoding have probability zero. `logits` are used up.
+    Ids without a decoding have probability zero. `logits` are used up. Raises FloatingPointError for logits of
+    weights that are NaN or infinite.
     """
     logits[:, FIRST_UNDECODABLE_ID:] = -torch.inf
     weights = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
@@ -34,6 +35,10 @@ def sample(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     # The sum of one block is as exact as its float32 weights are; float64 sums would copy all of them.
     cumulative = blocks.sum(-1).double().cumsum(-1)
     total = cumulative[:, -1:]
+    if not torch.isfinite(total).all():
+        raise FloatingPointError(
+            "the policy's probabilities are not finite, as its weights are no numbers any more"
+        )
     target = uniforms[:, None] * total
     block = torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)
     before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp_(min=0)), 0.0)
