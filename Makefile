@@ -10,7 +10,7 @@ DEV := $(LOCAL) --group dev --
 export MAKE_VARIABLES = $(MAKEOVERRIDES)
 
 GKE_TARGETS := $(addprefix gke-,create credentials scale down clear-sandboxes apply-network-policies status delete tools-image)
-WITH_WORDS := $(GKE_TARGETS) status alarms report compare sandboxes dataset export pins-check pins-bump rehearse
+WITH_WORDS := $(GKE_TARGETS) plan status alarms report compare sandboxes dataset export pins-check pins-bump rehearse
 
 .DEFAULT_GOAL := help
 .PHONY: help smoke learn train-camel train-terminus2 doctor plan harbor contract prepare dataset export settings pins-check pins-bump flake-check status alarms report compare sandboxes $(GKE_TARGETS) test lint format types bench rehearse
@@ -34,7 +34,7 @@ doctor:  ## check all that a launch would, on every node, and change nothing
 	@$(BASE) -- recipe doctor
 
 plan:  ## work out memory, disk, time and sandbox-hours of a run, each with its formula and source
-	@$(BASE) -- recipe plan
+	@$(BASE) -- recipe plan $(if $(RUN),--run "$$RUN") $(ARGS)
 
 harbor:  ## install the Harbor that the recipe of AGENT=camel or terminus-2 pins
 	@$(BASE) -- recipe harbor

@@ -1,4 +1,7 @@
-"""A run's events: one JSON object a line, appended by the driver, read by whoever watches the run."""
+"""A run's events: one JSON object a line, appended by driver and launcher, read by whoever watches the run.
+
+docs/events.md has the kinds.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
+# What is held in memory of a file that grew: some thousands of lines. None of ours is near that long.
+CHUNK = 1 << 22
+# Two different files agree in so many bytes before the same place only where they are the same up to there.
+FINGERPRINT = 256
 
 
 class EventLog:
@@ -21,37 +28,61 @@ class EventLog:
 
     def write(self, kind: str, **fields: Any) -> None:
         """Appends one event with the time (unix seconds). NumPy and torch scalars become plain numbers."""
-        line = json.dumps({"time": time.time(), "kind": kind, **fields}, default=_plain)
-        self._file.write(line.encode() + b"\n")
+        self.append({"time": time.time(), "kind": kind, **fields})
+
+    def append(self, event: Event) -> None:
+        """Appends an event as it is."""
+        self._file.write(json.dumps(event, default=_plain).encode() + b"\n")
+
+
+class Tail:
+    """Follows a text file that grows, may not exist yet, and may be cut or replaced: each whole line once.
+
+    Only what is new is read. A file that no longer has what was read last (it was rewritten, its middle was cut,
+    another one has taken its place) is read from its start again.
+    """
+
+    def __init__(self, path: Path, *, start: int = 0) -> None:
+        """`start`: bytes that are passed over."""
+        self._path = path
+        self._offset = start
+        self._last = b""  # what stood before the offset
+
+    def lines(self) -> Iterator[bytes]:
+        """The whole lines since the last call, without their ends; one longer than CHUNK comes in pieces."""
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            file.seek(self._offset - len(self._last))
+            if file.read(len(self._last)) != self._last:
+                self._offset, self._last = file.seek(0), b""
+            while part := file.read(CHUNK):
+                whole = part[: part.rfind(b"\n") + 1] or (part if len(part) == CHUNK else b"")
+                if not whole:
+                    return
+                self._last = (self._last + whole)[-FINGERPRINT:]
+                self._offset = file.seek(self._offset + len(whole))
+                yield from whole.splitlines()
 
 
 class EventReader:
-    """Follows an event file that may not exist yet, and whose last line may still be half-written."""
+    """Follows an event file."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
+        self._tail = Tail(path)
 
     def new(self) -> Iterator[Event]:
         """The events since the last call. A line that is no event (cut by a kill, say) is passed over."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                text = file.read()
-        except FileNotFoundError:
-            return
-        whole = text[: text.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            event = _parse(line)
-            if event is not None:
-                yield event
+        return filter(None, map(parse, self._tail.lines()))
 
 
-def _parse(line: bytes) -> Event | None:
+def parse(line: bytes) -> Event | None:
+    """The event that a line is, if it is one."""
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) and isinstance(event.get("kind"), str) else None
 

@@ -14,7 +14,8 @@ class Job:
 
     Ray keeps both in the job's record and shows them on its dashboard: neither may hold a secret. `arguments`
     are the entry point's words as people read them, each with where it comes from; `packages` are folders that
-    travel to every node; `tracked` says whether the job writes RUN/events.jsonl, else its log is what is shown.
+    travel to every node; `tracked` says whether the job itself writes RUN/events.jsonl, else its log and its
+    journal are translated.
     """
 
     entrypoint: str
@@ -33,9 +34,41 @@ class RayAddress:
     patience: float = 0.0
 
 
-def plugin_environment(settings: Settings, agent_server_url: str) -> dict[str, str]:
+def save_and_stop(run_dir: Path) -> Path:
+    """The file at which either engine saves after the step under way, and which it then removes."""
+    return run_dir / "launcher" / "save_and_stop"
+
+
+def journal(run_dir: Path) -> Path:
+    """What the plugins of a job of Miles append; the local engine's are part of its events."""
+    return run_dir / "launcher" / "journal.jsonl"
+
+
+def netrc(run_dir: Path) -> Path:
+    """The file with the key of Weights & Biases, which is there while the run lasts."""
+    return run_dir / "launcher" / "netrc"
+
+
+def logs_to_wandb(settings: Settings) -> bool:
+    """With a key, or into files of the run folder, which needs none."""
+    return settings.wandb_api_key is not None or settings.wandb_mode == "offline"
+
+
+def tracking_environment(settings: Settings, run_dir: Path) -> dict[str, str]:
+    """What wandb and TensorBoard's writers read; W&B's key itself is in the file that NETRC names."""
+    online = logs_to_wandb(settings) and settings.wandb_mode == "online"
+    return {
+        # Reports of its own errors, which it would send offline too.
+        **({"WANDB_ERROR_REPORTING": "false"} if logs_to_wandb(settings) else {}),
+        **({"NETRC": str(netrc(run_dir))} if online else {}),
+        **({"TENSORBOARD_DIR": str(run_dir / "tensorboard")} if settings.tensorboard else {}),
+    }
+
+
+def plugin_environment(settings: Settings, agent_server_url: str, run_journal: Path) -> dict[str, str]:
     """What recipe/plugins read in the job's processes."""
     variables = {
+        "RUN_JOURNAL": str(run_journal),
         "AGENT_SERVER_URL": agent_server_url,
         "AGENT_MODEL_NAME": settings.agent_model_name,
         "HARBOR_AGENT_NAME": settings.agent,

@@ -197,7 +197,7 @@ class Settings(GkeSettings, SandboxSettings, Checkouts):
     wandb_project: str = setting("seta", meaning="project there", pattern=WORD, form=WORD_FORM)
     wandb_entity: str | None = setting(None, meaning="team there", pattern=WORD, form=WORD_FORM)
     wandb_mode: Literal["online", "offline"] = setting(
-        "online", meaning="offline: W&B's files stay in the run folder, and no key is needed"
+        "online", meaning="offline: logs into the run folder; no key is needed, and it switches W&B on"
     )
     tensorboard: bool = setting(default=False, meaning="1: files of TensorBoard in the run folder")
 

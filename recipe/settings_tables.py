@@ -15,7 +15,14 @@ from recipe.presets import OF_AGENT, PRESETS
 from recipe.settings import Settings
 
 DOCS = Path(__file__).resolve().parents[1]
-KINDS = {SecretStr: "text, secret", int: "integer", float: "number", bool: "0 or 1", str: "text", Path: "path"}
+KINDS = {
+    SecretStr: "text, secret",
+    int: "integer",
+    float: "number",
+    bool: "0 or 1",
+    str: "text",
+    Path: "path",
+}
 
 
 class Row(NamedTuple):

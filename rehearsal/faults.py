@@ -222,7 +222,7 @@ FAULTS = (
           cause=verifier("true"), check=dropped("agent_error")),
     Fault("all rewards equal", "every test.sh writes 1", 0, prepare=copy_tasks, when=phase("generate"),
           cause=verifier("echo 1 > /logs/verifier/reward.txt")),
-    Fault("loss is not finite", "LR=1e30", 1, "finite", prepare=settings("LR=1e30", "NUM_ROLLOUT=3")),
+    Fault("loss is not finite", "LR=1e38: the weights overflow", 1, "finite|NaN", prepare=settings("LR=1e38")),
     Fault("policy answers garbage", "weights that were never trained", 0, prepare=untrained),
     Fault("flood of tool output", "10 MB in each file that a task shows", 0, prepare=copy_tasks,
           when=phase("generate"), cause=flood, check=agent_server_is_told),

@@ -128,7 +128,9 @@ def _start(node: Node, s: Settings) -> str:
         return f"{2.0 * s.session_servers:.0f} s as a rule ({told['skipped']}), {given:.0f} s given"
     # All start at once: by then each has had its share of the cores.
     needed = max(told["seconds"], s.session_servers * told["cpu_seconds"] / told["cores"])
-    measured = f"two took {told['seconds']:.1f} s, {told['cpu_seconds']:.1f} CPU s each, {told['cores']} cores"
+    measured = (
+        f"two took {told['seconds']:.1f} s, {told['cpu_seconds']:.1f} CPU s each, {told['cores']} cores"
+    )
     return f"{needed:.0f} s ({measured}), {given:.0f} s given"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
+from recipe.plugins import journal
 from recipe.plugins.environment import optional, required
 
 logger = logging.getLogger(__name__)
@@ -25,6 +27,8 @@ logger = logging.getLogger(__name__)
 RESULT_KEYS = ("reward", "exit_status", "eval_report", "agent_metrics", "trial_name", "error")
 # A flush ends trials and removes their sandboxes: measured under a second; more than a minute means it hangs.
 FLUSH_SECONDS = 60.0
+# Of an error, in the journal: the agent server's are sentences; whatever else arrives must not fill the disk.
+ERROR_LENGTH = 1000
 # What went wrong lately, newest last, for the filter's circuit breaker: Miles drops the result of a trial
 # without a model call, which is just what a dead agent server looks like.
 recent_errors: deque[str] = deque(maxlen=5)
@@ -51,8 +55,11 @@ async def run(
     """Runs one trial on the session at `base_url` (without /v1); RESULT_KEYS of the answer.
 
     Never raises: a failure is {"reward": None, "exit_status": "AgentError", "error": text}. Cancelling the
-    call does not cancel the trial; `abort` does.
+    call does not cancel the trial; `abort` does. The journal has the trial's start and its end.
     """
+    trial = {"trial": base_url.rstrip("/").rpartition("/")[2], "task": metadata.get("instance_id")}
+    journal.write("trial", **trial, state="started")
+    started = time.monotonic()
     try:
         result = await _post_trial(base_url, request_kwargs, metadata)
     except Exception as failure:  # noqa: BLE001 - see above
@@ -61,6 +68,10 @@ async def run(
         result = {"reward": None, "exit_status": "AgentError", "error": error}
     if result.get("error") and result["exit_status"] != "Flushed":  # that one was our own doing
         recent_errors.append(str(result["error"]))
+    told = {name: result.get(name) for name in ("reward", "exit_status", "trial_name")}
+    if result.get("error"):
+        told["error"] = str(result["error"])[:ERROR_LENGTH]
+    journal.write("trial", **trial, state="done", seconds=round(time.monotonic() - started, 3), **told)
     return result
 
 

@@ -21,10 +21,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from recipe.plugins import journal
 from recipe.plugins.environment import optional, required
 from recipe.plugins.reward import verifier_reward
 
@@ -49,39 +49,25 @@ class StrictMismatchError(Exception):
     """More trajectories than AUDIT_MAX_STRICT allows are not what the engine sampled or the agent replayed."""
 
 
-@dataclass(frozen=True)
-class Audit:
-    """`metrics`: audit/<class> (trajectories), audit/strict_ratio, audit/native_tool_block_rewarded_ratio."""
+def audit(samples: Iterable[Any]) -> dict[str, float]:
+    """Classifies every trajectory of a rollout; the journal has an example of a difference, decoded.
 
-    metrics: dict[str, float]
-    example: str | None  # of a benign or strict difference, decoded
-    alarm: str | None = None
-
-
-# The share of native tool blocks among the rewarded trajectories of this process's first rollout.
-_first_native: list[float] = []
-
-
-def audit(samples: Iterable[Any]) -> Audit:
-    """Classifies every trajectory of a rollout. Raises StrictMismatchError, with an example."""
+    audit/<class> (trajectories), audit/strict_ratio, for Terminus-2 audit/native_tool_block_rewarded_ratio.
+    Raises StrictMismatchError, with an example.
+    """
     samples = list(samples)
     classes = [trajectory_class(sample) for sample in samples]
     counts = Counter(classes)
     strict = sum(counts[name] for name in STRICT) / max(1, len(samples))
-    rewarded = [one for one, sample in zip(classes, samples, strict=True) if verifier_reward(sample)]
     metrics = {f"audit/{name}": float(counts[name]) for name in CLASSES if counts[name]}
     metrics["audit/strict_ratio"] = strict
-    alarm = None
     if optional("HARBOR_AGENT_NAME") == "terminus-2":
+        rewarded = [one for one, sample in zip(classes, samples, strict=True) if verifier_reward(sample)]
         native = rewarded.count("native_tool_block") / max(1, len(rewarded))
         metrics["audit/native_tool_block_rewarded_ratio"] = native
-        _first_native[:] = _first_native or [native]
-        if grown(_first_native[0], native):
-            alarm = (
-                f"native tool blocks are becoming a habit: {native:.0%} of the rewarded trajectories have one, "
-                f"{_first_native[0]:.0%} in the first rollout"
-            )
     example = next(filter(None, map(_example, samples)), None)
+    if example:
+        journal.write("audit", example=example)
     limit = required("AUDIT_MAX_STRICT", float)
     if strict > limit:
         found = {name: counts[name] for name in STRICT if counts[name]}
@@ -89,7 +75,7 @@ def audit(samples: Iterable[Any]) -> Audit:
             f"{strict:.0%} of the trajectories have tokens that nobody sampled or replayed so; at most {limit:.0%} "
             f"may (AUDIT_MAX_STRICT): {found}; for example {example or 'ids that the engine did not sample'}"
         )
-    return Audit(metrics, example, alarm)
+    return metrics
 
 
 def trajectory_class(sample: Any) -> str:
@@ -98,14 +84,12 @@ def trajectory_class(sample: Any) -> str:
     mismatches = metadata.get("tito_session_mismatch")
     if _has_wrong_ids(sample, metadata):
         return "wrong_ids"
-    if optional("HARBOR_AGENT_NAME") == "terminus-2" and any(
-        not NATIVE_TOOL_BLOCK.isdisjoint(reply) for reply in _replies(sample)
-    ):
+    if native_blocks(replies(sample)):
         return "native_tool_block"
     if mismatches is None:
         return "unjudged"
     kinds = {_kind(mismatch) for mismatch in mismatches}
-    if kinds & {"special_token_count", "special_token_type"} and not all(map(_is_whole, _replies(sample))):
+    if kinds & {"special_token_count", "special_token_type"} and not all(map(_is_whole, replies(sample))):
         return "malformed"
     return next((name for name in STRICT if name in kinds), "benign" if kinds else "exact")
 
@@ -113,6 +97,21 @@ def trajectory_class(sample: Any) -> str:
 def grown(first: float, now: float) -> bool:
     """Whether native tool blocks among rewarded trajectories are becoming a habit: shares of two rollouts."""
     return now >= LEAST_RATIO and now > GROWTH * first
+
+
+def replies(sample: Any) -> list[list[int]]:
+    """The policy's replies: the runs of trained ids. Miles' mask covers the response only, the last ids."""
+    mask = sample.loss_mask or []
+    ids = sample.tokens[len(sample.tokens) - len(mask) :]
+    runs = groupby(zip(ids, mask, strict=True), key=lambda pair: pair[1])
+    return [[token for token, _ in run] for trained, run in runs if trained]
+
+
+def native_blocks(of_the_policy: Iterable[list[int]]) -> int | None:
+    """How many tool calls of Inkling's own form its replies hold; None where they are the habit (CAMEL)."""
+    if optional("HARBOR_AGENT_NAME") != "terminus-2":
+        return None
+    return sum(token in NATIVE_TOOL_BLOCK for reply in of_the_policy for token in reply)
 
 
 def _kind(mismatch: dict[str, Any]) -> str:
@@ -128,14 +127,6 @@ def _has_wrong_ids(sample: Any, metadata: dict[str, Any]) -> bool:
     # A template may trim the last ids of a turn (of Inkling's none).
     end = min(len(sample.tokens), len(engine)) - metadata.get("max_trim_tokens", 0)
     return list(sample.tokens[:end]) != list(engine[:end])
-
-
-def _replies(sample: Any) -> list[list[int]]:
-    """The policy's replies: the runs of trained ids. Miles' mask covers the response only, the last ids."""
-    mask = sample.loss_mask or []
-    ids = sample.tokens[len(sample.tokens) - len(mask) :]
-    runs = groupby(zip(ids, mask, strict=True), key=lambda pair: pair[1])
-    return [[token for token, _ in run] for trained, run in runs if trained]
 
 
 def _is_whole(reply: list[int]) -> bool:

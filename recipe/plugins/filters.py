@@ -12,7 +12,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from recipe.plugins import agent
+from recipe.plugins import agent, journal
+from recipe.plugins.audit import native_blocks, replies
 from recipe.plugins.environment import optional, required
 from recipe.plugins.reward import verifier_reward
 
@@ -44,9 +45,13 @@ class _FilterOutput:
 
 
 def keep_group(args: Any, samples: list[Any], **_: Any) -> Any:  # noqa: ARG001 - Miles' signature
-    """Miles' DynamicFilterOutput(keep, reason) for one group. Raises TooManyDroppedGroupsError."""
+    """Miles' DynamicFilterOutput(keep, reason) for one group. Raises TooManyDroppedGroupsError.
+
+    The journal has the group with what became of each of its trials.
+    """
     limit = required("MAX_DROPPED_GROUPS", int)
     reason = drop_reason(samples)
+    journal.write("group", kept=reason is None, reason=reason, trials=[_told(sample) for sample in samples])
     if reason is None:
         _dropped.clear()
         agent.recent_errors.clear()
@@ -79,6 +84,23 @@ def _sample_reason(sample: Any) -> str | None:
     if exit_status is None:
         return "unknown"
     return "no_reward" if verifier_reward(sample) is None else None
+
+
+def _told(sample: Any) -> dict[str, Any]:
+    metadata = sample.metadata or {}
+    of_the_policy = replies(sample)
+    told = {
+        "sample": sample.index,
+        "task": metadata.get("instance_id"),
+        "trial_name": metadata.get("trial_name"),
+        "reward": verifier_reward(sample),
+        "exit_status": metadata.get("exit_status"),
+        "status": getattr(sample.status, "value", sample.status),
+        "turns": len(of_the_policy),
+        "response_tokens": sum(map(len, of_the_policy)),
+    }
+    native = native_blocks(of_the_policy)
+    return told if native is None else told | {"native_blocks": native}
 
 
 @functools.cache

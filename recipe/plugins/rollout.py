@@ -16,7 +16,7 @@ from miles.rollout.inference_rollout.inference_rollout_common import (  # type: 
     InferenceRolloutFn,
 )
 
-from recipe.plugins import agent
+from recipe.plugins import agent, journal
 from recipe.plugins.audit import audit
 from recipe.plugins.environment import required
 from recipe.plugins.metrics import agent_metrics
@@ -37,6 +37,8 @@ class RolloutFn(InferenceRolloutFn):  # type: ignore[misc]
 
     async def _call_train(self, input: Any) -> Any:  # noqa: A002 - Miles' name
         """Miles' output with agent/* in its metrics. Raises RolloutTimeoutError, and what the filter raises."""
+        journal.set_rollout(input.rollout_id)
+        journal.write("phase", phase="generate")
         try:
             async with asyncio.timeout(self._seconds) as deadline:
                 output = await super()._call_train(input)
@@ -49,10 +51,8 @@ class RolloutFn(InferenceRolloutFn):  # type: ignore[misc]
                 f"rollout {input.rollout_id} took longer than {self._seconds:g} s (ROLLOUT_TIMEOUT_SEC); {errors}"
             ) from failure
         samples = list(chain.from_iterable(output.samples))
-        audited = audit(samples)
-        for told in filter(None, (audited.example, audited.alarm)):
-            logger.warning("token audit of rollout %s: %s", input.rollout_id, told)
-        output.metrics = (output.metrics or {}) | agent_metrics(samples) | audited.metrics
+        output.metrics = (output.metrics or {}) | agent_metrics(samples) | audit(samples)
+        journal.write("phase", phase="train")
         return output
 
     async def _end_trials(self) -> None:

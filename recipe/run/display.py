@@ -20,6 +20,8 @@ from recipe.events import Event
 QUIET_SECONDS = 30.0
 # A warm start takes some 200 steps: eight lines of it are enough in a log.
 WARM_START_LINES = 8
+# Events whose lines stay on a terminal.
+LASTING = frozenset({"rollout", "alarm"})
 ROLLOUT_PHASES = ("update_weights", "generate", "train", "save")
 
 
@@ -30,7 +32,7 @@ class State:
     rollouts: int
     phase: str = "starting the servers"
     finished: int = 0
-    running: set[tuple[int, int]] = field(default_factory=set)
+    running: set[str] = field(default_factory=set)
     rewards: list[float] = field(default_factory=list)
     done: int = 0
     warm_start: str = "playing its lessons"
@@ -46,10 +48,10 @@ class State:
                 self.warm_start = f"step {step} of {steps}"
             case {"kind": "lesson", "done": done, "total": total}:
                 self.warm_start = f"lesson {done} of {total} played"
-            case {"kind": "trial", "group": group, "sample": sample, "state": "started"}:
-                self.running.add((group, sample))
-            case {"kind": "trial", "group": group, "sample": sample, "state": "done"}:
-                self.running.discard((group, sample))
+            case {"kind": "trial", "trial": trial, "state": "started"}:
+                self.running.add(trial)
+            case {"kind": "trial", "trial": trial, "state": "done"}:
+                self.running.discard(trial)
                 self.done += 1
                 if event.get("reward") is not None:
                     self.rewards.append(event["reward"])
@@ -108,12 +110,16 @@ class Display:
         with self._whole():
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def take(self, event: Event) -> None:
-        """Shows an event: on a terminal most of them only move the live block."""
+    def remember(self, event: Event) -> None:
+        """Takes in an event that an earlier launcher has shown."""
         self._state.take(event)
         self._progress.update(self._task, completed=self._state.finished)
+
+    def take(self, event: Event) -> None:
+        """Shows an event: on a terminal most of them only move the live block."""
+        self.remember(event)
         text = _line_of(event, self._state)
-        if text and (event["kind"] == "rollout" or not self._live.is_started):
+        if text and (event["kind"] in LASTING or not self._live.is_started):
             self.note(text)
 
     def log_line(self, line: str) -> None:
@@ -152,18 +158,22 @@ def _line_of(event: Event, state: State) -> str | None:
             return f"{state.line()}, loss {loss:.3f}" if often else None
         case {"kind": "rollout", "metrics": metrics, "seconds": seconds}:
             return _rollout_line(state, metrics, sum(seconds.values()))
-        case {"kind": "audit", "alarm": str() as alarm}:
-            return f"warning: {alarm}"
+        case {"kind": "alarm", "alarm": name}:
+            return f"alarm {name}: {event.get('found')}; {event.get('do')}"
         case {"kind": "checkpoint", "path": path}:
             return f"checkpoint {path}"
     return None
 
 
 def _rollout_line(state: State, metrics: dict[str, Any], seconds: float) -> str:
-    return (
-        f"rollout {state.finished} of {state.rollouts} done in {seconds:.1f} s: mean reward "
-        f"{metrics['reward_mean']:.2f}, {metrics['groups_kept']} groups kept{_audited(metrics)}"
-    )
+    told = [f"rollout {state.finished} of {state.rollouts} done in {seconds:.1f} s"]
+    if "reward_mean" in metrics:
+        told.append(f": mean reward {metrics['reward_mean']:.2f}")
+    if "groups_kept" in metrics:
+        told.append(f", {metrics['groups_kept']} groups kept")
+    if metrics.get("valid_step") is False:
+        told.append(", the optimizer's step was skipped")
+    return "".join(told) + _audited(metrics)
 
 
 def _audited(metrics: dict[str, Any]) -> str:

@@ -17,10 +17,12 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from recipe.errors import RecipeError
 from recipe.job import Job, RayAddress
+from recipe.run.log_size import characters, cut_middle
 
-# Ray's own words for "try again later"; its agent comes up within seconds of the dashboard.
+# Ray's own words for "try again later"; its agent comes up within seconds of the dashboard, and where others keep
+# the processors busy it took more than a minute.
 NO_AGENT = "No available agent"
-AGENT_SECONDS = 60.0
+AGENT_SECONDS = 180.0
 # Ray asks the job with SIGTERM and kills it three seconds later.
 STOP_SECONDS = 15.0
 # Taking a job needs a new process or two: seven seconds where others keep the processors busy.
@@ -28,6 +30,8 @@ ANSWER_SECONDS = 60.0
 OWN_ERROR = re.compile(r"recipe\.plugins\.\w+\.(\w+Error: .*)")
 # How long a log that broke off waits before it is asked for anew.
 LOG_PAUSE_SECONDS = 2.0
+# The copy of an ended job's log is a moment behind; without an end of its own it has lost its connection.
+COPY_SECONDS = 10.0
 # What a web socket that breaks off raises, and one that can't be had.
 BROKEN = (RuntimeError, OSError, aiohttp.ClientError)
 # They tell of every web socket that closes and of every package that is uploaded.
@@ -68,6 +72,8 @@ class RayJob:
         self._patience = patience
         self._written = written
         self._log_is_whole = False
+        # A character takes a byte or more: of a whole log there are never more than bytes in the file.
+        self._log_is_cut = written > 0 and written > log.stat().st_size
         # A Ray of the run's own, for which there is no patience, is stopped with all its jobs.
         self._outlives_us = patience > 0
         self._left = False
@@ -75,7 +81,8 @@ class RayJob:
         self._info: JobDetails = client.get_job_info(job_id)
         self._answered = time.monotonic()
         # A thread, since the log comes through a web socket while the launcher watches the servers.
-        threading.Thread(target=self._copy_log, name="job log", daemon=True).start()
+        self._copier = threading.Thread(target=self._copy_log, name="job log", daemon=True)
+        self._copier.start()
 
     @classmethod
     def submit(cls, ray: RayAddress, job: Job, log: Path, *, job_id: str | None = None) -> RayJob:
@@ -96,7 +103,7 @@ class RayJob:
         """A job that was submitted before. Raises RecipeError when Ray does not know it."""
         try:
             # Characters as Ray sends them: the last one may be cut, and no line end is translated.
-            written = len(log.read_bytes().decode(errors="replace")) if log.exists() else 0
+            written = characters(log.read_bytes()) if log.exists() else 0
             return cls(_client(ray), job_id, log, ray.patience, written)
         except (RuntimeError, OSError) as error:
             raise RecipeError(f"Ray does not know the job {job_id}", found=error, where=ray.url) from error
@@ -136,13 +143,19 @@ class RayJob:
         )
 
     def save_log(self) -> str:
-        """The whole log of an ended job, which it writes to the file: the copy that was followed may lag."""
-        if not self._log_is_whole:
+        """The log of an ended job, which it writes to the file: the copy that was followed may lag.
+
+        One that is too long to be kept whole is not asked for again.
+        """
+        if self._log_is_cut:
+            self._copier.join(timeout=COPY_SECONDS)
+        elif not self._log_is_whole:
             with contextlib.suppress(RuntimeError, OSError):
                 whole = self._client.get_job_logs(self._id)
                 with self._writing:
                     if whole:  # a Ray that has lost the job's node answers with nothing
                         self._log.write_text(whole)
+                        cut_middle(self._log)
                     self._log_is_whole = True
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
@@ -189,6 +202,7 @@ class RayJob:
                         break
                     sink.write(text[max(0, len(text) - max(0, seen - written)) :])
                     sink.flush()
+                    self._log_is_cut |= cut_middle(self._log)
         return max(seen, written)
 
 

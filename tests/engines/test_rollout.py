@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,6 @@ from recipe.engines.local.sessions import SessionStore
 from recipe.engines.local.types import GenerateReply, GenerateRequest
 from recipe.engines.local.vocabulary import STOP_ID
 from recipe.errors import RecipeError
-from recipe.events import EventLog
 from recipe.plugins import filters
 from recipe.process import free_port
 from recipe.resolve import load
@@ -123,6 +123,7 @@ def play(
         "HARBOR_MAX_SEQ_LEN": "1000",
         "HARBOR_AGENT_CALL_TIMEOUT_SEC": "30",
         "MAX_DROPPED_GROUPS": "7",
+        "RUN_JOURNAL": str(tmp_path / "events.jsonl"),
     }.items():
         monkeypatch.setenv(name, value)
     filters._dropped.clear()
@@ -140,7 +141,7 @@ def play(
         await sessions.start(port=0)
         rows = [Row(f"t{i}", [{"role": "user", "content": "x"}], {"instance_id": f"t{i}"}) for i in range(4)]
         source = PromptSource(rows, settings.n_samples_per_prompt, settings.seed)
-        loop = RolloutLoop(settings, source, sessions, engine, EventLog(tmp_path / "events.jsonl"))
+        loop = RolloutLoop(settings, source, sessions, engine)
         try:
             return await act(Stage(loop, engine, server, sessions))
         finally:
@@ -175,7 +176,10 @@ def test_complete_groups_are_kept_and_the_surplus_is_aborted(
     assert [sample.reward for sample in rollout.samples] == [1.0] * 8
     assert all(sample.tokens[-1] == STOP_ID and sample.loss_mask[-1] == 1 for sample in rollout.samples)
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    assert sum(event["state"] == "started" for event in events) == 12
+    states = Counter(event["state"] for event in events if event["kind"] == "trial")
+    assert states == {"started": 12, "done": 12}
+    groups = [event for event in events if event["kind"] == "group"]
+    assert [(group["rollout"], group["kept"], len(group["trials"])) for group in groups] == [(0, True, 4)] * 2
 
 
 def test_nothing_is_aborted_when_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

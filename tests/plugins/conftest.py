@@ -20,6 +20,7 @@ JOB = {
 def job(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*JOB, "AGENT_SERVER_URL", "MILES_ROUTER_EXTERNAL_HOST", "HARBOR_INTERLEAVED_THINKING"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("RUN_JOURNAL", raising=False)
     monkeypatch.delenv("DROP_ZERO_SPREAD_GROUPS", raising=False)
     for name, value in JOB.items():
         monkeypatch.setenv(name, value)

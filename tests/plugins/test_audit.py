@@ -16,7 +16,6 @@ CALL = 200049
 def _job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUDIT_MAX_STRICT", "0.5")
     monkeypatch.setenv("HARBOR_AGENT_NAME", "terminus-2")
-    monkeypatch.setattr("recipe.plugins.audit._first_native", [])
 
 
 WHOLE = (1, 200004, 3, 200010, 200006)
@@ -92,14 +91,13 @@ def test_the_metrics_count_trajectories_and_keep_an_example():
     native = EXAMPLES["native_tool_block"]
     native = sample(tokens=native.tokens, **(native.metadata | rewarded))
     told = audit([sample(**rewarded), sample("assistant_text"), native])
-    assert told.metrics == {
+    assert told == {
         "audit/exact": 1.0,
         "audit/benign": 1.0,
         "audit/native_tool_block": 1.0,
         "audit/strict_ratio": pytest.approx(1 / 3),
         "audit/native_tool_block_rewarded_ratio": 0.5,
     }
-    assert told.example == "assistant_text: 'that' was sampled or replayed, the template writes 'this'"
 
 
 def test_more_than_the_limit_stops_the_rollout_with_the_classes_and_an_example():
@@ -109,7 +107,7 @@ def test_more_than_the_limit_stops_the_rollout_with_the_classes_and_an_example()
 
 
 def test_a_rollout_without_samples_has_nothing_to_stop_for():
-    assert audit([]).metrics["audit/strict_ratio"] == 0.0
+    assert audit([])["audit/strict_ratio"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -117,13 +115,3 @@ def test_a_rollout_without_samples_has_nothing_to_stop_for():
 )
 def test_native_blocks_are_a_habit_once_they_grow(first, now, told):
     assert grown(first, now) is told
-
-
-def test_an_alarm_tells_of_the_habit_once_it_grows():
-    native = EXAMPLES["native_tool_block"]
-    habit = sample(tokens=native.tokens, **(native.metadata | {"reward": 1.0}))
-    good = sample(reward=1.0)
-    assert audit([good, good, good]).alarm is None
-    assert "33% of the rewarded trajectories have one, 0% in the first" in str(
-        audit([good, good, habit]).alarm
-    )

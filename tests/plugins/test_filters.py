@@ -28,6 +28,9 @@ class Status(enum.Enum):
 class Sample:
     metadata: dict[str, Any] | None = field(default_factory=dict)
     status: Status | str = Status.COMPLETED
+    index: int = 0
+    tokens: list[int] = field(default_factory=list)
+    loss_mask: list[int] | None = None
 
 
 def sample(value: object = 1.0, exit_status: str | None = "Submitted", **changed: Any) -> Sample:
@@ -138,7 +141,8 @@ def test_where_miles_is_installed_the_answer_is_its_own_type(tmp_path):
         "from types import SimpleNamespace as S\n"
         "from recipe.plugins.filters import keep_group\n"
         "from miles.rollout.filter_hub.base_types import DynamicFilterOutput\n"
-        "output = keep_group(None, [S(status='completed', metadata={'exit_status': 'AgentError'})])\n"
+        "sample = S(index=0, tokens=[], loss_mask=None, status='completed', metadata={'exit_status': 'AgentError'})\n"
+        "output = keep_group(None, [sample])\n"
         "assert output == DynamicFilterOutput(False, 'agent_error'), output\n"
     )
     _python(code, tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import secrets
 import shlex
@@ -13,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,6 +175,10 @@ def text_below(folder: Path, *, without: str = "") -> str:
     return "".join(path.read_text(errors="replace") for path in files)
 
 
+def events_of(run: Launched) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines()]
+
+
 def test_a_good_run_leaves_its_whole_folder_no_secret_and_nothing_running(world):
     leftover = world.server("earlier")
     run = world.launch("good", {"print": ["one"]}, CLEAN_LEFTOVERS=1, WANDB_ENTITY="team")
@@ -233,6 +239,25 @@ def test_a_good_run_leaves_its_whole_folder_no_secret_and_nothing_running(world)
     assert "the stand-in starts" in (run.folder / "logs/agent_server.log").read_text()
     for file in ("run_manifest.md", "launcher/prompts.jsonl", "launcher/plugins/recipe/plugins/agent.py"):
         assert (run.folder / file).stat().st_size, file
+
+    events = events_of(run)
+    trials = [(event["trial"], event["state"]) for event in events if event["kind"] == "trial"]
+    assert trials == [("0", "started"), ("0", "done"), ("1", "started"), ("1", "done")]
+    phases = [(event["phase"], event["rollout"]) for event in events if event["kind"] == "phase"]
+    assert sorted(phases) == [("generate", 0), ("save", 0), ("train", 0), ("update_weights", 0)]
+    (group,) = [event for event in events if event["kind"] == "group"]
+    told = [(one["sample"], one["turns"], one["task"]) for one in group["trials"]]
+    assert told == [(0, 2, "write-greeting"), (1, 2, "write-greeting")]
+    (rollout,) = [event for event in events if event["kind"] == "rollout"]
+    metrics = rollout["metrics"]
+    assert (metrics["reward_mean"], metrics["trials"], metrics["valid_step"]) == (0.5, 2, False)
+    assert math.isnan(metrics["grad_norm"])
+    assert rollout["trials"]["agent/exit_status/Submitted"] == 2
+    (checkpoint,) = [event for event in events if event["kind"] == "checkpoint"]
+    assert checkpoint["path"] == str(run.folder / "checkpoints/iter_0000000")
+    end = [event for event in events if event["kind"] == "end"][-1]
+    assert (end["status"], end["error"]) == ("succeeded", None)
+    assert "the optimizer's step was skipped" in output
 
     server, *asked = run.asked
     assert server["argv"][server["argv"].index("--environment") + 1] == "daytona"
@@ -321,6 +346,8 @@ def test_a_killed_launcher_is_replaced_by_attach_whose_exit_code_is_the_jobs(wor
     assert [before.count(f"\n{line}\n") for line in ("first", "away", "last")] == [0, 1, 1]
     assert (run.folder / "logs/train.log").read_text() == world.client.get_job_logs(run.record["job_id"])
     assert run.manifest["exit_code"] == 1
+    kinds = Counter(event["kind"] for event in events_of(run))
+    assert (kinds["rollout"], kinds["trial"], kinds["checkpoint"], kinds["end"]) == (1, 4, 1, 1)
     world.assert_nothing_left(run)
 
 

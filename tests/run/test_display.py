@@ -23,9 +23,9 @@ def events():
         yield {"kind": "warm_start", "step": step, "steps": 160, "loss": 1 / step}
     yield {"kind": "phase", "phase": "generate", "rollout": 0}
     for sample in range(3):
-        yield {"kind": "trial", "rollout": 0, "group": 0, "sample": sample, "state": "started"}
-    yield {"kind": "trial", "rollout": 0, "group": 0, "sample": 0, "state": "done", "reward": 1.0}
-    yield {"kind": "trial", "rollout": 0, "group": 0, "sample": 1, "state": "done", "reward": None}
+        yield {"kind": "trial", "rollout": 0, "trial": f"{sample}", "state": "started"}
+    yield {"kind": "trial", "rollout": 0, "trial": "0", "state": "done", "reward": 1.0}
+    yield {"kind": "trial", "rollout": 0, "trial": "1", "state": "done", "reward": None}
 
 
 def show(console: Console, more=()) -> None:

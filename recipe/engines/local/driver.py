@@ -26,9 +26,11 @@ from recipe.engines.local.rollout import Rollout, RolloutLoop
 from recipe.engines.local.samples import PromptSource
 from recipe.engines.local.session_server import SessionServer
 from recipe.engines.local.sessions import SessionStore
+from recipe.engines.local.tracking import Tracking
 from recipe.engines.local.types import GenerateReply, GenerateRequest
 from recipe.errors import RecipeError
 from recipe.events import EventLog
+from recipe.job import save_and_stop
 from recipe.plugins.agent import AgentAbortError
 from recipe.plugins.audit import StrictMismatchError, audit
 from recipe.plugins.environment import PluginSettingError
@@ -36,6 +38,7 @@ from recipe.plugins.filters import TooManyDroppedGroupsError
 from recipe.plugins.metrics import agent_metrics
 from recipe.settings import Settings
 from recipe.tasks.prompts import read_prompt_data
+from recipe.watch.metrics import tokens_per_second
 
 # Errors whose text says all: plugins travel without the package, so theirs are no RecipeError.
 EXPLAINED = (
@@ -89,10 +92,11 @@ class RemotePolicy:
 class Driver:
     """One run of the job."""
 
-    def __init__(self, run_dir: Path, settings: Settings, events: EventLog) -> None:
+    def __init__(self, run_dir: Path, settings: Settings, events: EventLog, tracking: Tracking) -> None:
         self._run_dir = run_dir
         self._settings = settings
         self._events = events
+        self._tracking = tracking
         self._seconds: dict[str, float] = {}
         dump = run_dir / "dump_details" / "engine_turns.jsonl" if settings.dump_details else None
         # One request at a time has bits that don't depend on its neighbours.
@@ -117,7 +121,7 @@ class Driver:
         await sessions.start(port=settings.session_server_port)
         try:
             source = PromptSource(rows, settings.n_samples_per_prompt, settings.seed)
-            loop = RolloutLoop(settings, source, sessions, policy, self._events)
+            loop = RolloutLoop(settings, source, sessions, policy)
             for rollout in range(settings.num_rollout):
                 await self._one_rollout(rollout, loop)
         finally:
@@ -136,8 +140,6 @@ class Driver:
         with self._phase("generate", rollout):
             sampled = await loop.generate(rollout)
         audited = audit(sampled.samples)
-        if audited.example or audited.alarm:
-            self._events.write("audit", rollout=rollout, example=audited.example, alarm=audited.alarm)
         if self._settings.dump_details:
             dump_rollout(self._run_dir / "dump_details" / f"rollout_{rollout:07d}.jsonl", sampled)
         with self._phase("train", rollout):
@@ -145,18 +147,22 @@ class Driver:
         if self._saves(rollout):
             with self._phase("save", rollout):
                 path = await self._trainer.save.remote(str(self._run_dir / "checkpoints"), rollout)
+            save_and_stop(self._run_dir).unlink(missing_ok=True)
             self._events.write("checkpoint", rollout=rollout, path=path)
-        metrics = {**rollout_metrics(sampled), **trained, **audited.metrics}
+        metrics = {**rollout_metrics(sampled), **trained, **audited}
+        metrics |= tokens_per_second(metrics, self._seconds)
         trials = agent_metrics(sampled.samples)
-        self._events.write("rollout", rollout=rollout, metrics=metrics, seconds=self._seconds, trials=trials)
+        event = {"rollout": rollout, "metrics": metrics, "seconds": self._seconds, "trials": trials}
+        self._events.write("rollout", **event)
+        self._tracking.log(event)
 
     async def _train(self, sampled: Rollout) -> dict[str, float]:
         metrics: dict[str, float] = await self._trainer.step.remote(training_samples(sampled))
         return metrics
 
     def _saves(self, rollout: int) -> bool:
-        last = rollout + 1 == self._settings.num_rollout
-        return last or (rollout + 1) % self._settings.save_interval == 0
+        due = rollout + 1 == self._settings.num_rollout or (rollout + 1) % self._settings.save_interval == 0
+        return due or save_and_stop(self._run_dir).exists()
 
     @contextmanager
     def _phase(self, name: str, rollout: int | None) -> Iterator[None]:
@@ -174,10 +180,16 @@ def main(job_file: Path) -> int:
     job = json.loads(job_file.read_text())
     run_dir = Path(job["run_dir"])
     events = EventLog(run_dir / "events.jsonl")
-    ray.init(address="auto", logging_level=logging.WARNING)
+    settings = Settings(**job["settings"])
+    tracking = None
     try:
-        asyncio.run(Driver(run_dir, Settings(**job["settings"]), events).run())
+        tracking = Tracking(settings, run_dir)
+        ray.init(address="auto", logging_level=logging.WARNING)
+        asyncio.run(Driver(run_dir, settings, events, tracking).run())
+        tracking.close(failed=False)
     except Exception as error:
+        if tracking:
+            tracking.close(failed=True)
         problem = _root(error)
         events.write("end", status="failed", error=str(problem))
         if isinstance(problem, EXPLAINED):

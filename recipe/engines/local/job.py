@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recipe.errors import BadInputError
-from recipe.job import Job, plugin_environment
+from recipe.job import Job, plugin_environment, tracking_environment
 from recipe.settings import Settings
 from recipe.tasks.prompts import Row
 from recipe.tasks.smoke_behaviours import SMOKE_BEHAVIOURS
@@ -48,5 +48,10 @@ def job(settings: Settings, run_dir: Path, agent_server_url: str) -> Job:
     command = [sys.executable, "-m", "recipe.engines.local.driver", str(run_dir / "launcher" / "job.json")]
     return Job(
         entrypoint=shlex.join(command),
-        env={**SPEED, **OFFLINE, **plugin_environment(settings, agent_server_url)},
+        env={
+            **SPEED,
+            **OFFLINE,
+            **tracking_environment(settings, run_dir),
+            **plugin_environment(settings, agent_server_url, run_dir / "events.jsonl"),
+        },
     )

@@ -17,8 +17,7 @@ from recipe.engines.local.samples import PromptSource, Sample, Status
 from recipe.engines.local.session_server import SessionServer
 from recipe.engines.local.types import TurnEngine
 from recipe.errors import RecipeError
-from recipe.events import EventLog
-from recipe.plugins import agent, filters, reward
+from recipe.plugins import agent, filters, journal, reward
 from recipe.settings import Settings
 
 Group = list[Sample]
@@ -60,19 +59,18 @@ class RolloutLoop:
         source: PromptSource,
         sessions: SessionServer,
         engine: Engine,
-        events: EventLog,
     ) -> None:
         self._settings = settings
         self._source = source
         self._sessions = sessions
         self._engine = engine
-        self._events = events
         self._args = SimpleNamespace(
             **settings.public(), session_server_instance_ids={sessions.port: sessions.instance_id}
         )
 
     async def generate(self, rollout: int) -> Rollout:
         """Samples one rollout. Raises RecipeError when it can't be completed within its bounds."""
+        journal.set_rollout(rollout)
         result = Rollout()
         pending: dict[asyncio.Task[Group], None] = {}
         failure = asyncio.create_task(self._engine.failure())
@@ -134,8 +132,6 @@ class RolloutLoop:
         return group
 
     async def _run_sample(self, rollout: int, sample: Sample) -> None:
-        where = {"rollout": rollout, "group": sample.group_index, "sample": sample.index}
-        self._events.write("trial", **where, state="started")
         session = self._sessions.store.open(stream=(self._settings.seed, rollout, sample.index))
         metadata = {
             **sample.metadata,
@@ -161,8 +157,6 @@ class RolloutLoop:
             agent.recent_errors.append(f"no turn of {sample.label} fits into MAX_SEQ_LEN={limit}")
         if sample.status is not Status.ABORTED:
             sample.reward = await reward.rm(self._args, sample)
-        verdict = {"reward": sample.metadata.get("reward"), "exit_status": sample.metadata.get("exit_status")}
-        self._events.write("trial", **where, state="done", **verdict)
 
     async def _abort(self, pending: dict[asyncio.Task[Group], None]) -> None:
         if not pending:

@@ -86,6 +86,7 @@ class Trainer:
         return {
             **totals,
             "grad_norm": norm.item(),
+            "valid_step": True,
             "learning_rate": self._optimizer.param_groups[0]["lr"],
             "samples_trained": len(trainable),
             "samples_without_routes": sum(sample.routes is None for sample in samples),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recipe.job import plugin_environment
+from recipe.job import journal, plugin_environment, tracking_environment
 from recipe.settings import Settings
 
 # Read by the reference recipe's runs (camel-ai/seta at 62ba0a9).
@@ -32,11 +32,6 @@ FIXED = {
 RUN_MARK = "INKLING_GRPO_RUN"
 
 
-def netrc(run_dir: Path) -> Path:
-    """The file with the key of Weights & Biases, which is there while the run lasts."""
-    return run_dir / "launcher" / "netrc"
-
-
 def environment(settings: Settings, agent_server_url: str, run_dir: Path) -> dict[str, str]:
     """The variables by name; the plugins' are read in recipe/plugins."""
     return {
@@ -47,8 +42,8 @@ def environment(settings: Settings, agent_server_url: str, run_dir: Path) -> dic
         "PYTHONPATH": f"{settings.megatron_path}:{settings.miles_dir}",
         "TORCHINDUCTOR_CACHE_DIR": str(settings.torchinductor_cache_dir),
         **_interfaces(settings),
-        **({"NETRC": str(netrc(run_dir))} if settings.wandb_api_key else {}),
-        **plugin_environment(settings, agent_server_url),
+        **tracking_environment(settings, run_dir),
+        **plugin_environment(settings, agent_server_url, journal(run_dir)),
     }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from recipe.algorithm import GRPO
 from recipe.engines.miles.extra_args import extra_flags
 from recipe.errors import BadInputError
+from recipe.job import logs_to_wandb, save_and_stop
 from recipe.settings import Settings
 
 FIXED = "recipe"
@@ -77,6 +78,10 @@ def _checkpoint(s: Settings, run_dir: Path) -> Iterator[Flag]:
     yield _set(s, "--save", "run_name", run_dir / "checkpoints")
     yield _set(s, "--save-interval", "save_interval")
     yield from _fixed("--no-save-optim")
+    # An alarm that stops the run has Miles save first.
+    yield Flag(
+        "--save-trigger-sentinel", (str(save_and_stop(run_dir)),), f"RUN_NAME ({s.source('run_name')})"
+    )
 
 
 def _rollout(s: Settings, _run_dir: Path) -> Iterator[Flag]:
@@ -174,14 +179,18 @@ def _rest(s: Settings, run_dir: Path) -> Iterator[Flag]:
         yield _set(s, "--dump-details", "dump_details", run_dir / "dump_details")
 
 
-def _wandb(s: Settings, run_dir: Path) -> Iterator[Flag]:
-    if s.wandb_api_key is None:
+def _tracking(s: Settings, run_dir: Path) -> Iterator[Flag]:
+    if s.tensorboard:  # into the folder that TENSORBOARD_DIR names
+        yield Flag("--use-tensorboard", (), f"TENSORBOARD ({s.source('tensorboard')})")
+    if not logs_to_wandb(s):
         return
-    yield Flag("--use-wandb", (), f"WANDB_API_KEY ({s.source('wandb_api_key')})")
+    switch = "wandb_mode" if s.wandb_mode == "offline" else "wandb_api_key"
+    yield Flag("--use-wandb", (), f"{switch.upper()} ({s.source(switch)})")
+    yield _set(s, "--wandb-mode", "wandb_mode")
     yield _set(s, "--wandb-project", "wandb_project")
     yield _set(s, "--wandb-group", "run_name")
     yield from _fixed("--disable-wandb-random-suffix")
-    yield _set(s, "--wandb-dir", "run_name", run_dir / "wandb")
+    yield _set(s, "--wandb-dir", "run_name", run_dir)  # W&B makes a folder wandb in it
     if s.wandb_entity:
         yield _set(s, "--wandb-team", "wandb_entity")
 
@@ -195,5 +204,5 @@ GROUPS: tuple[Callable[[Settings, Path], Iterator[Flag]], ...] = (
     _mesh,
     _serving,
     _rest,
-    _wandb,
+    _tracking,
 )

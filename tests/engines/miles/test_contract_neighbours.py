@@ -31,9 +31,10 @@ OWN = """
 --model-name --n-samples-per-prompt --num-gpus-per-node --num-rollout --observe-training-entropy
 --offload-train-target --over-sampling-batch-size --pin-rollout-manager-to-head --prompt-data --ref-load
 --rollout-batch-size --rollout-function-path --rollout-max-response-len --rollout-num-gpus-per-engine
---rollout-seed --rollout-shuffle --rollout-temperature --router-assignment-mode --session-server-port
---sglang-router-policy --start-rollout-id --tito-model --use-kl-loss --use-miles-dashboard
---use-rollout-routing-replay --use-session-server --use-tis --use-wandb --wandb-dir --wandb-group --wandb-team
+--rollout-seed --rollout-shuffle --rollout-temperature --router-assignment-mode --save-trigger-sentinel
+--session-server-port --sglang-router-policy --start-rollout-id --tito-model --use-kl-loss --use-miles-dashboard
+--use-rollout-routing-replay --use-session-server --use-tensorboard --use-tis --use-wandb --wandb-dir --wandb-group
+--wandb-mode --wandb-team
 """
 # The model's, as Miles gives them for Inkling-Small.
 MODEL = """

@@ -24,6 +24,13 @@ GIVEN = {
     "RUN_NAME": "golden",
     "PROMPT_DATA": "/data/prompts.jsonl",
 }
+WANDB = {
+    "--use-wandb",
+    "--wandb-project seta",
+    "--wandb-group golden",
+    "--disable-wandb-random-suffix",
+    "--wandb-dir /data/runs/golden",
+}
 PARSERS = {"--sglang-tool-call-parser inkling", "--sglang-reasoning-parser inkling"}
 
 
@@ -87,15 +94,27 @@ def test_wandb_is_on_with_its_key_which_is_nowhere(monkeypatch):
     made = job(settings, settings.run_dir, "http://10.0.0.1:11000")
     more = set(command_line(WANDB_ENTITY="team")) - set(GOLDEN.read_text().splitlines())
     assert more == {
-        "--use-wandb",
-        "--wandb-project seta",
-        "--wandb-group golden",
-        "--disable-wandb-random-suffix",
-        "--wandb-dir /data/runs/golden/wandb",
+        *WANDB,
+        "--wandb-mode online",
         "--wandb-team team",
     }
     assert made.env["NETRC"] == "/data/runs/golden/launcher/netrc"
+    assert made.env["WANDB_ERROR_REPORTING"] == "false"
     assert "planted" not in repr(made)
+
+
+def test_wandb_offline_needs_no_key():
+    more = set(command_line(WANDB_MODE="offline")) - set(GOLDEN.read_text().splitlines())
+    assert more == {*WANDB, "--wandb-mode offline"}
+    settings = settings_of(WANDB_MODE="offline")
+    assert "NETRC" not in job(settings, settings.run_dir, "http://10.0.0.1:11000").env
+
+
+def test_tensorboards_files_are_in_the_run_folder():
+    assert set(command_line(TENSORBOARD="1")) - set(GOLDEN.read_text().splitlines()) == {"--use-tensorboard"}
+    settings = settings_of(TENSORBOARD="1")
+    made = job(settings, settings.run_dir, "http://10.0.0.1:11000")
+    assert made.env["TENSORBOARD_DIR"] == "/data/runs/golden/tensorboard"
 
 
 def test_the_entry_point_runs_train_py_with_the_models_flags_first_and_ours_word_for_word(tmp_path):

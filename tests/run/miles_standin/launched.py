@@ -22,7 +22,8 @@ from recipe.doctor.node_checks import NODE_CHECKS
 from recipe.run import dashboard, follow
 
 KEPT = ("versions", "leftovers", "commits", "features", "Megatron", "clock", "shared RUNS_ROOT")
-left_out = ["W&B key", "sandbox account", *(one.name for one in NODE_CHECKS if one.name not in KEPT)]
+left_out = ["W&B key", "sandbox account", "sandbox quota", "HF token"]
+left_out += [one.name for one in NODE_CHECKS if one.name not in KEPT]
 plugins.__file__ = sys.argv.pop(1)
 dashboard.PATIENCE_SECONDS, follow.LOST_SECONDS = float(sys.argv.pop(1)), float(sys.argv.pop(1))
 if "attach" not in sys.argv:

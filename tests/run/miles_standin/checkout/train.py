@@ -1,6 +1,7 @@
 """Stands in for Miles' train.py: parses every flag, lets an actor run one rollout, and writes what it has seen.
 
-Then it does what `<run name>.json` of the folder `behaviour` beside it says, which a test may write meanwhile:
+Its step, its checkpoint and the update of the weights are lines of the log alone. Then it does what
+`<run name>.json` of the folder `behaviour` beside it says, which a test may write meanwhile:
 {"print": [lines], "server": title, "exit": code}. Without "exit" it runs on.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import ray
 from miles.ray.rollout.rollout_manager import RolloutManager
+from miles.utils import log_forms
 from miles.utils.arguments import parse_args
 
 import recipe.plugins
@@ -39,8 +41,17 @@ def main() -> None:
         "manager": ray.get(manager.generate.remote()),
     }
     (run / "seen.json").write_text(json.dumps(seen))
-    print("rollout 0:", seen["manager"]["rewards"], flush=True)
+    lines = log_forms.timed("update_weights") + log_forms.sampled(0, seen["manager"]["metrics"])
+    lines += log_forms.trained(0, grad_norm=log_forms.NAN, valid=False) + log_forms.timed("save_model")
+    print(*lines, sep="\n", flush=True)
+    save(Path(args.save), 0)
     obey(Path(__file__).parent / "behaviour" / f"{run.name}.json")
+
+
+def save(folder: Path, rollout: int) -> None:
+    """As Megatron, which names a checkpoint last."""
+    (folder / f"iter_{rollout:07d}").mkdir()
+    (folder / "latest_checkpointed_iteration.txt").write_text(f"{rollout}")
 
 
 def login() -> str | None:
