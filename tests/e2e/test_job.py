@@ -19,7 +19,10 @@ from safetensors.numpy import load_file
 from recipe.engines.local import checkpoint
 from recipe.engines.local.model import build_model, load_weights, tiny_config
 from recipe.engines.local.trainer import Trainer, TrainingSample
+from recipe.events import EventReader
 from recipe.harbor.scratch import default_root, sweep
+from recipe.watch.history import settings_of
+from recipe.watch.live import replay
 
 ROOT = Path(__file__).parents[2]
 SHAPE = [
@@ -162,6 +165,14 @@ def test_nothing_is_left(runs: tuple[Run, Run]) -> None:
             assert mine not in facts, facts
     # A folder whose owner is gone would be found and removed now; live ones are another run's.
     assert sweep(default_root()) == 0
+
+
+def test_no_alarm_is_raised_and_every_sandbox_is_accounted_for(runs: tuple[Run, Run]) -> None:
+    folder = runs[0].folder
+    events = list(EventReader(folder / "events.jsonl").new())
+    assert replay(events, settings_of(folder)) == []
+    states = [event["state"] for event in events if event["kind"] == "sandbox"]
+    assert states.count("created") == states.count("deleted") == len(list((folder / "trials").iterdir()))
 
 
 def test_the_run_folder_is_the_references(runs: tuple[Run, Run]) -> None:
