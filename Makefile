@@ -1,6 +1,10 @@
 # The front door: each target is one call, and sets up what it needs first.
 # Settings are passed on as they are: make smoke NUM_ROLLOUT=2 DETERMINISTIC=1
-# What is no setting goes through ARGS: make status ARGS=--follow
+# What is no setting goes through ARGS: make status ARGS=--follow. Of the command line alone: an ARGS=--yes that some
+# shell has exported must not delete anything.
+ifneq ($(origin ARGS),command line)
+override ARGS :=
+endif
 
 BASE := python3 tools/bootstrap.py
 LOCAL := $(BASE) --extra local
@@ -10,7 +14,7 @@ DEV := $(LOCAL) --group dev --
 export MAKE_VARIABLES = $(MAKEOVERRIDES)
 
 GKE_TARGETS := $(addprefix gke-,create credentials scale down clear-sandboxes apply-network-policies status delete tools-image)
-WITH_WORDS := $(GKE_TARGETS) plan status alarms report compare sandboxes dataset export pins-check pins-bump rehearse
+WITH_WORDS := $(GKE_TARGETS) doctor plan status alarms report compare sandboxes dataset export pins-check pins-bump rehearse
 
 .DEFAULT_GOAL := help
 .PHONY: help smoke learn train-camel train-terminus2 doctor plan harbor contract prepare dataset export settings pins-check pins-bump flake-check status alarms report compare sandboxes $(GKE_TARGETS) test lint format types bench rehearse
@@ -30,8 +34,8 @@ train-camel:  ## train Inkling-Small with the CAMEL agent, on the cluster whose 
 train-terminus2:  ## the same with the Terminus-2 agent
 	@$(BASE) -- recipe train-terminus2
 
-doctor:  ## check all that a launch would, on every node, and change nothing
-	@$(BASE) -- recipe doctor
+doctor:  ## check all that a launch would, on every node, and change nothing; ARGS=--no-cluster on a laptop
+	@$(BASE) -- recipe doctor $(ARGS)
 
 plan:  ## work out memory, disk, time and sandbox-hours of a run, each with its formula and source
 	@$(BASE) -- recipe plan $(if $(RUN),--run "$$RUN") $(ARGS)
@@ -63,8 +67,8 @@ report:  ## write a run's report anew: a page, its curves, its metrics
 compare:  ## show what differs between two runs: RUN=runs/A OTHER=runs/B; ARGS='--html FILE'
 	@$(BASE) -- recipe compare "$$RUN" "$$OTHER" $(ARGS)
 
-sandboxes:  ## list what sandboxes a run left, or ARGS='clean --delete'; ARGS=--help for the rest
-	@$(BASE) -- recipe sandboxes $(or $(ARGS),list)
+sandboxes:  ## list what sandboxes a run left, RUN=NAME or the newest, or ARGS='clean --delete'; ARGS=--help
+	@$(BASE) -- recipe sandboxes $(or $(ARGS),list) $(if $(RUN),--run "$$RUN")
 
 gke-create:  ## create what is missing of the cluster for sandboxes on Google Kubernetes Engine; GKE_PROJECT_ID=...
 	@$(BASE) -- recipe gke create $(ARGS)

@@ -6,6 +6,7 @@ command's preset, the `.env` file, the default; CLUSTER_CONFIG says nothing else
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,6 +21,8 @@ from recipe.settings import NAMES, SECRETS, Checkouts, Settings
 
 # The source of a value that stands in for one that a command does without.
 NOT_NEEDED = "none is needed"
+# Who logs in to a URL, and how.
+PASSWORD = re.compile(r"//[^/\s]*@")
 # Of a bad value, as much is shown as fits on a line beside its label.
 SHOWN_CHARACTERS = 80
 
@@ -103,6 +106,7 @@ def _bad_value(error: ValidationError, written: Given) -> BadInputError:
     extra: dict[str, Any] = field.json_schema_extra  # type: ignore[assignment]
     form = extra["form"] if problem["type"] == "string_pattern_mismatch" else ""
     expected = form or problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    value = PASSWORD.sub("//(secret)@", value)
     shown = repr(value) if len(value) <= SHOWN_CHARACTERS else f"{value[:SHOWN_CHARACTERS]!r} and more"
     others = ", ".join(sorted({str(other["loc"][0]).upper() for other in problems[1:]}))
     return BadInputError(

@@ -18,6 +18,7 @@ from recipe.process import LOOPBACK, free_port, port_is_free
 from recipe.run.folder import existing_part
 from recipe.settings import Settings
 from recipe.tasks.prompts import Row, agent_timeout_sec, build_rows, check_tasks_exist, read_prompt_data
+from recipe.watch.alarms import stopping
 
 GIB = 2**30
 EVERY_INTERFACE = "0.0.0.0"  # noqa: S104 - only tried
@@ -136,6 +137,14 @@ def memory(_settings: Settings) -> Iterator[BadInputError]:
         )
 
 
+def stop_on_names_alarms(settings: Settings) -> Iterator[BadInputError]:
+    """STOP_ON names alarms."""
+    try:
+        stopping(settings.stop_on)
+    except BadInputError as error:
+        yield error
+
+
 def engine_takes_it(settings: Settings) -> Iterator[BadInputError]:
     """The engine takes the job: its sources know every flag, variable and plugin; the tiny model its tasks."""
     from recipe.run.engine import check_engine
@@ -211,6 +220,7 @@ CHECKS = (
     Check("runs root", runs_root_is_a_folder, "nothing can be written", "input"),
     Check("tasks", prompts_have_tasks, "prompts without a task are skipped in silence", "input"),
     Check("deadlines", deadlines, "trials are cut off ungraded, and their groups dropped", "input"),
+    Check("alarms", stop_on_names_alarms, "a run goes on that an alarm was to stop", "input"),
     Check("W&B key", accounts.wandb_key, "the job ends when it logs in", "account", "miles"),
     Check("sandbox account", accounts.sandbox_account, "no sandbox starts: every group drops", "account"),
     Check("sandbox quota", sandbox_quota, "sandboxes are refused in the middle of a rollout", "account"),

@@ -26,7 +26,6 @@ from recipe.run.parts import Run
 from recipe.run.ray_job import LeftJobError, RayJob
 from recipe.settings import Settings
 from recipe.tasks.prompts import Row, write_prompt_data
-from recipe.watch.alarms import stopping
 from recipe.watch.live import Watch
 
 
@@ -38,7 +37,6 @@ def launch(settings: Settings, argv: Sequence[str], console: Console, interrupts
     """
     rules.check(settings)
     require_known(settings.skipped_checks, NAMES)
-    stopping(settings.stop_on)
     checks.check(settings, settings.skipped_checks)
     rows = checks.prompt_rows(settings)
     # Until something stands ready that removes or finishes the folder.

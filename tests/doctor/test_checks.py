@@ -43,6 +43,12 @@ def test_several_findings_are_told_at_once(empty_folder):
     assert "LOAD_DIR holds no checkpoints" in str(refused.value)
 
 
+def test_a_name_in_stop_on_that_is_no_alarm_is_refused(empty_folder):
+    assert list(checks.stop_on_names_alarms(settings_of("STOP_ON=reward-fall"))) == []
+    (finding,) = checks.stop_on_names_alarms(settings_of("STOP_ON=reward-fal"))
+    assert "reward-fall" in str(finding)
+
+
 def test_a_malformed_prompt_row_is_named_by_its_line(empty_folder):
     (empty_folder / "rows.jsonl").write_text('{"label": "x"}\n')
     (finding,) = checks.prompts_have_tasks(settings_of("PROMPT_DATA=rows.jsonl"))

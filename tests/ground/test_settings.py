@@ -288,3 +288,10 @@ def test_help_and_dry_runs_import_neither_torch_nor_ray_and_write_nothing(empty_
     )
     assert done.returncode == 0, done.stderr
     assert list(empty_folder.iterdir()) == []
+
+
+def test_a_password_in_a_refused_address_is_not_shown(empty_folder):
+    with pytest.raises(BadInputError) as refused:
+        load("smoke", ["DAYTONA_API_URL=http://user:PLANTED@host/"])
+    assert "PLANTED" not in str(refused.value)
+    assert "(secret)@host" in str(refused.value)

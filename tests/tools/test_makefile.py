@@ -48,6 +48,13 @@ def test_variables_of_the_command_line_reach_the_command_and_are_named_to_it(mak
     )
 
 
+def test_an_exported_yes_deletes_nothing(make, monkeypatch):
+    assert "'delete', '--yes']" in make("gke-delete", "ARGS=--yes")
+    monkeypatch.setenv("ARGS", "--yes")
+    assert "'delete']" in make("gke-delete")
+    assert "'delete']" in make("-e", "gke-delete")
+
+
 def test_a_smoke_on_the_cluster_needs_none_of_the_local_engines_packages(make):
     assert make("smoke", "ENGINE=miles").startswith("['--', 'recipe', 'smoke']")
 
