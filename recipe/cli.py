@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import sys
@@ -357,9 +358,16 @@ def _start(command: str, words: list[str], *, as_json: bool) -> None:
     from recipe.watch.report import show
 
     with full_disk_named(chosen.runs_root):
-        with Interrupts() as interrupts:
-            # The modules of others, Ray's above all, may swallow or misread whatever is raised in them.
-            with interrupts.held():
-                from recipe.run.launch import launch
-            folder = launch(chosen, sys.argv, Console(), interrupts)
-        show(folder.path, Console())
+        try:
+            with Interrupts() as interrupts:
+                # The modules of others, Ray's above all, may swallow or misread whatever is raised in them.
+                with interrupts.held():
+                    from recipe.run.launch import launch
+                launch(chosen, sys.argv, Console(), interrupts)
+        except RecipeError as error:
+            # A run that failed, or that an alarm stopped, is looked at more closely than one that went well.
+            if error.exit_code == RecipeError.exit_code:
+                with contextlib.suppress(OSError, RecipeError):
+                    show(chosen.run_dir, Console())
+            raise
+        show(chosen.run_dir, Console())
