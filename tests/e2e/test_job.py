@@ -23,6 +23,7 @@ from recipe.events import EventReader
 from recipe.harbor.scratch import default_root, sweep
 from recipe.watch.history import settings_of
 from recipe.watch.live import replay
+from recipe.watch.metrics import TIMED
 
 ROOT = Path(__file__).parents[2]
 SHAPE = [
@@ -46,7 +47,8 @@ class Run:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         events = map(json.loads, (self.folder / "events.jsonl").read_text().splitlines())
-        return [event["metrics"] for event in events if event["kind"] == "rollout"]
+        rollouts = [event["metrics"] for event in events if event["kind"] == "rollout"]
+        return [{name: of[name] for name in of.keys() - TIMED} for of in rollouts]
 
     def samples(self, rollout: int) -> list[dict[str, Any]]:
         path = self.folder / "dump_details" / f"rollout_{rollout:07d}.jsonl"
