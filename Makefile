@@ -76,7 +76,7 @@ gke-create:  ## create what is missing of the cluster for sandboxes on Google Ku
 gke-credentials:  ## write the cluster's own kubeconfig
 	@$(BASE) -- recipe gke credentials $(ARGS)
 
-gke-scale:  ## set the nodes of the sandboxes' pools: ARGS=6, or ARGS=sandboxes=6
+gke-scale:  ## set the nodes of the sandboxes' pools: ARGS=6, or ARGS=sandboxes=6; fewer than there are only with --yes
 	@$(BASE) -- recipe gke scale $(ARGS)
 
 gke-down:  ## end all sandboxes and take all nodes from their pools; only with ARGS=--yes

@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel
+from pydantic import AfterValidator, BaseModel, ValidationInfo, field_validator
 
 from recipe.forms import AbsolutePath, setting
 
 # Google's names; their greatest lengths differ by kind, and gcloud knows them.
 NAME = (r"^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$", "lower-case letters, digits and -, the first a letter")
-REGION = (r"^[a-z]+-[a-z]+\d+$", "a region, such as us-central1")
-ZONES = (r"^[a-z]+-[a-z]+\d+-[a-z](,[a-z]+-[a-z]+\d+-[a-z])*$", "zones, with commas between")
-ACCOUNT = (r"^[a-z0-9-]+@[a-z0-9.-]+$", "NAME@PROJECT.iam.gserviceaccount.com")
-IMAGE = (r"^[\w.:/-]+@sha256:[0-9a-f]{64}$", "IMAGE@sha256:<64 hex digits>")
+PROJECT = (NAME[0], f"{NAME[1]}: of DOMAIN:PROJECT the pinned Harbor makes names that no image may have")
+REGION = (r"^[a-z]+-[a-z]+[0-9]+$", "a region, such as us-central1")
+ZONES = (r"^[a-z]+-[a-z]+[0-9]+-[a-z](,[a-z]+-[a-z]+[0-9]+-[a-z])*$", "zones, with commas between")
+ACCOUNT = (r"^[a-z0-9][a-z0-9-]*@[a-z0-9][a-z0-9.-]*$", "NAME@PROJECT.iam.gserviceaccount.com")
+IMAGE = (r"^[A-Za-z0-9][A-Za-z0-9_.:/-]*@sha256:[0-9a-f]{64}$", "IMAGE@sha256:<64 hex digits>")
 POOLS = (
     r"^[a-z][a-z0-9-]*=[a-z][a-z0-9-]*( [a-z][a-z0-9-]*=[a-z][a-z0-9-]*)*$",
     "POOL=MACHINE, spaces between",
 )
 WORKERS = (
-    r"^projects/[\w-]+/locations/[\w-]+/workerPools/[\w-]+$",
+    r"^projects/[a-z0-9-]+/locations/[a-z0-9-]+/workerPools/[A-Za-z0-9_-]+$",
     "projects/P/locations/REGION/workerPools/W",
 )
-MACHINE = (r"^\w+$", "a word")
+MACHINE = (r"^[A-Za-z0-9_]+$", "a word")
+# The cluster's own pods run in them: the network policies would cut them off.
+NOT_OURS = ("kube-", "gke-managed-", "gmp-")
 
 
-def _ranges(text: str) -> str:
+def _range(text: str) -> str:
     try:
-        return ",".join(str(ipaddress.IPv4Network(one)) for one in text.split(","))
+        return str(ipaddress.IPv4Network(text.strip()))
     except ValueError:
-        raise ValueError("CIDR ranges, such as 10.0.0.0/20, with commas between") from None
+        raise ValueError("a CIDR range, such as 10.0.0.0/20") from None
 
 
-Ranges = Annotated[str, AfterValidator(_ranges)]
+Range = Annotated[str, AfterValidator(_range)]
+Ranges = Annotated[str, AfterValidator(lambda text: ",".join(map(_range, text.split(","))))]
 Channel = Literal["rapid", "regular", "stable", "extended"]
 Switch = Literal["auto", "true", "false"]
 Builder = Literal["cloudbuild", "docker"]
@@ -56,7 +61,7 @@ def _account(data: dict[str, Any]) -> str | None:
 class GkeSettings(BaseModel):
     """What `recipe gke` and the backend gke read."""
 
-    gke_project_id: str | None = _text(NAME, None, meaning="Google Cloud project of the sandbox cluster")
+    gke_project_id: str | None = _text(PROJECT, None, meaning="Google Cloud project of the sandbox cluster")
     gke_region: str | None = _text(REGION, None, meaning="its region")
     gke_cluster_name: str | None = _text(NAME, None, meaning="its name")
     gke_tools_image: str | None = _text(IMAGE, None, meaning="printed by `recipe gke tools-image`")
@@ -88,9 +93,9 @@ class GkeSettings(BaseModel):
         derived="GKE_NETWORK; with GKE_CREATE_NETWORK GKE_CLUSTER_NAME-subnet",
         factory=lambda data: _network(data, "subnet", data["gke_network"]),
     )
-    gke_subnet_range: Ranges = setting("10.0.0.0/20", meaning="of nodes in a network of its own")
-    gke_pod_range: Ranges = setting("10.4.0.0/14", meaning="of pods there")
-    gke_service_range: Ranges = setting("10.8.0.0/20", meaning="of services there")
+    gke_subnet_range: Range = setting("10.0.0.0/20", meaning="of nodes in a network of its own")
+    gke_pod_range: Range = setting("10.4.0.0/14", meaning="of pods there")
+    gke_service_range: Range = setting("10.8.0.0/20", meaning="of services there")
     gke_private_nodes: bool = setting(default=False, meaning="1: nodes have no address on the internet")
     gke_create_nat: bool = setting(default=True, meaning="0: private nodes have a way out already")
     gke_authorized_networks: Ranges | None = setting(
@@ -125,8 +130,25 @@ class GkeSettings(BaseModel):
     gke_registry_token_impersonator: str | None = _text(ACCOUNT, None, meaning="mints the token for them")
     gke_registry_token_service_account: str | None = _text(ACCOUNT, None, meaning="whose token it is")
 
+    @field_validator("gke_node_pools", "gke_zones", "gke_namespace")
+    @classmethod
+    def _fits(cls, text: str | None, others: ValidationInfo) -> str | None:
+        names = re.findall("(?:^|[ ,])([^ ,=]+)", text or "")
+        if len(set(names)) < len(names):
+            raise ValueError("each name once")
+        elsewhere = {name[:-2] for name in names} - {others.data.get("gke_region")}
+        if others.field_name == "gke_zones" and elsewhere:
+            raise ValueError("zones of GKE_REGION")
+        if others.field_name == "gke_namespace" and names[0].startswith(NOT_OURS):
+            raise ValueError(f"none of Google's own: {'*, '.join(NOT_OURS)}*")
+        return text
+
+    @property
+    def gke_context(self) -> str:
+        """The cluster's name in a kubeconfig, as gcloud writes it."""
+        return f"gke_{self.gke_project_id}_{self.gke_region}_{self.gke_cluster_name}"
+
     @property
     def gke_kubeconfig(self) -> Path:
         """The cluster's own kubeconfig; the user's default one is never touched."""
-        place = (self.gke_project_id, self.gke_region, self.gke_cluster_name)
-        return Path.home() / ".kube" / f"gke_{'_'.join(map(str, place))}"
+        return Path.home() / ".kube" / self.gke_context

@@ -23,16 +23,19 @@ LOOK_SECONDS = 120.0
 CHANGE_SECONDS = 7200.0
 # An account can't be granted a role until Google has spread the news of it, which mostly takes less than a minute.
 GRANT_PAUSES = (5.0, 10.0, 20.0, 40.0, 60.0)
-TAIL_LINES = 8
+TAIL_LINES, TAIL_CHARACTERS = 8, 2000
 INSTALL = {
     "gcloud": "install the Google Cloud CLI: https://cloud.google.com/sdk/docs/install",
     "kubectl": "gcloud components install kubectl",
     "gke-gcloud-auth-plugin": "gcloud components install gke-gcloud-auth-plugin",
     "docker": "the same command with GKE_TOOLS_BUILDER=cloudbuild, or install Docker",
 }
-MISSING = re.compile(r"not[ _]?found|code=404", re.IGNORECASE)
+# Not any "not found": kubectl says so of a login helper too.
+MISSING = re.compile(r"\bNOT_FOUND\b|\(NotFound\)|code=404|HTTPError 404|was not found|Image not found")
 DENIED = re.compile(r"permission[_ ]denied|code=403|forbidden|required '.*' permission", re.IGNORECASE)
 SIGNED_OUT = re.compile(r"auth login|active account|reauthentication", re.IGNORECASE)
+# How a variable stands in the words of a dry run: a NUL is in no other word.
+VARIABLE = re.compile("\0([A-Z_]+)\0")
 
 
 class Calls:
@@ -51,12 +54,13 @@ class Calls:
         return ["gcloud", *words, f"--project={self.settings.gke_project_id}", "--quiet"]
 
     def kubectl(self, *words: str) -> list[str]:
-        place = [f"--kubeconfig={self.settings.gke_kubeconfig}", f"--namespace={self.settings.gke_namespace}"]
-        return ["kubectl", *place, *words]
+        return [*kubectl_words(self.settings), *words]
 
     def tell(self, line: str) -> None:
         """A line of progress, apart from what the command prints; in a dry run a comment among the calls."""
-        print(f"# {line}" if self.dry else line, file=None if self.dry else sys.stderr, flush=True)
+        if self.dry:
+            line = "\n".join(f"# {part}" for part in VARIABLE.sub(r"${\1}", line).splitlines())
+        print(line, file=None if self.dry else sys.stderr, flush=True)
 
     def run(self, argv: Sequence[str], doing: str) -> str:
         """What it prints. Raises RecipeError with its last lines when it fails or does not end in time."""
@@ -74,21 +78,27 @@ class Calls:
         if self.dry:
             print(f"{shell(argv)}  # is it there?")
             return None
-        done = ask(argv, folder=Path("/"), seconds=LOOK_SECONDS)
+        done, found = ask(argv, folder=Path("/"), seconds=LOOK_SECONDS), None
         if done.returncode and MISSING.search(done.stderr):
             return None
-        with contextlib.suppress(ValueError):
-            if done.returncode == 0:
-                found: dict[str, Any] = json.loads(done.stdout)
-                return found
+        with contextlib.suppress(ValueError, RecursionError):
+            found = json.loads(done.stdout) if done.returncode == 0 else None
+        if isinstance(found, dict) and found:
+            return found
         raise _failed(done, "looking at what is there")
 
-    def value(self, name: str, argv: Sequence[str]) -> str:
-        """The one value that it prints; in a dry run the shell's variable `name`, which has it."""
+    def value(self, name: str, argv: Sequence[str], form: str) -> str:
+        """The one value that it prints; in a dry run the variable `name`, which has it.
+
+        Raises RecipeError for a value that the pattern `form` does not match.
+        """
         if self.dry:
             print(f"{name}=$({shell(argv)})")
-            return f"${{{name}}}"
-        return self.run(argv, f"asking for {name}").strip()
+            return f"\0{name}\0"
+        answer = self.run(argv, f"asking for {name}").strip()
+        if not re.fullmatch(form, answer):
+            raise RecipeError(f"{name} can't be read", expected=form, found=answer[:TAIL_CHARACTERS])
+        return answer
 
     def grant(self, argv: Sequence[str], doing: str) -> None:
         """Tried again with longer and longer pauses, unless this user may not grant at all."""
@@ -104,13 +114,20 @@ class Calls:
                 return
 
 
+def kubectl_words(settings: Settings) -> list[str]:
+    """How each call of kubectl begins: with the cluster's own context, whichever is the current one of the file."""
+    where = f"--kubeconfig={settings.gke_kubeconfig}", f"--context={settings.gke_context}"
+    return ["kubectl", *where, f"--namespace={settings.gke_namespace}"]
+
+
 def shell(argv: Sequence[str]) -> str:
-    """The call for a shell, which fills in the variables that `value` named."""
-    return " ".join(f'"{word}"' if "${" in word else shlex.quote(word) for word in argv)
+    """The call for a shell, which fills in the variables of `value` and takes all else as it is."""
+    return " ".join(VARIABLE.sub(r"""'"${\1}"'""", shlex.quote(word)) for word in argv)
 
 
 def _failed(done: CompletedProcess[str], doing: str) -> RecipeError:
-    tail = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-TAIL_LINES:])
+    text = done.stderr.strip() or done.stdout.strip()
+    tail = "\n".join(text.splitlines()[-TAIL_LINES:])[-TAIL_CHARACTERS:]
     run = f"{shlex.join(done.args)}; once it works, the same command again"
     if SIGNED_OUT.search(tail):
         run = "gcloud auth login"

@@ -25,6 +25,7 @@ def create(calls: Calls, *, update: bool) -> None:
     Raises RecipeError when a call fails: the same command goes on from there.
     """
     settings = calls.settings
+    calls.require("kubectl", "gke-gcloud-auth-plugin")
     if settings.gke_authorized_networks is None:
         calls.tell("GKE_AUTHORIZED_NETWORKS is empty: the cluster's API may be called from anywhere")
     if settings.gke_enable_apis:
@@ -45,6 +46,7 @@ def create(calls: Calls, *, update: bool) -> None:
 def credentials(calls: Calls) -> None:
     """Write the cluster's own kubeconfig."""
     settings, file = calls.settings, calls.settings.gke_kubeconfig
+    calls.require("gke-gcloud-auth-plugin")
     where = [str(settings.gke_cluster_name), f"--region={settings.gke_region}"]
     get = calls.gcloud("container", "clusters", "get-credentials", *where)
     calls.run(["env", f"KUBECONFIG={file}", *get], f"writing the kubeconfig {file}")
@@ -79,9 +81,9 @@ def _ensure(calls: Calls, part: dict[str, Any], values: Values, *, update: bool)
     changes = set()
     for fact in _chosen(part.get("facts", []), values):
         fact_name, path, expected, *flags = _filled(fact, values)
-        if _one_form(found := _found(there, path)) != _one_form(expected):
+        if _one_form(value := found(there, path)) != _one_form(expected):
             hint = "; create --update changes that" if flags and not update else ""
-            calls.tell(f"warning: {fact_name} of {what} is {found}, not {expected}{hint}")
+            calls.tell(f"warning: {fact_name} of {what} is {value}, not {expected}{hint}")
             changes.add(tuple(flags))
     for change in sorted(filter(None, changes)) if update else ():
         calls.run(calls.gcloud(*words, "update", name, *where, *change), f"changing {what}")
@@ -100,11 +102,12 @@ def _filled(texts: list[Any], values: Values) -> Iterator[str]:
     return (text.format_map(values) for text in _chosen(texts, values))
 
 
-def _found(value: Any, path: str) -> Any:
+def found(value: Any, path: str) -> Any:
     """What lies at `path`, into each item of a list."""
     for key in path.split("."):
-        one = value.get(key) if isinstance(value, dict) else None
-        value = [item.get(key) for item in value] if isinstance(value, list) else one
+        items = value if isinstance(value, list) else [value]
+        items = [item.get(key) if isinstance(item, dict) else None for item in items]
+        value = items if isinstance(value, list) else items[0]
     return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
@@ -124,7 +127,8 @@ def _grant_cloud_build(calls: Calls) -> None:
     """Which account it is depends on the project's age, and not everybody may ask."""
     only = "--format=value(serviceAccountEmail.basename())"
     try:
-        account = calls.value("CLOUD_BUILD", calls.gcloud("builds", "get-default-service-account", only))
+        ask = calls.gcloud("builds", "get-default-service-account", only)
+        account = calls.value("CLOUD_BUILD", ask, r"\S+@\S+")
     except RecipeError as error:
         calls.tell(
             f"warning: no role is granted to Cloud Build (docs/gke.md has them): {error.facts['found']}"
@@ -135,7 +139,7 @@ def _grant_cloud_build(calls: Calls) -> None:
 
 def _grant_pods(calls: Calls) -> None:
     project, only = str(calls.settings.gke_project_id), "--format=value(projectNumber)"
-    number = calls.value("PROJECT_NUMBER", calls.gcloud("projects", "describe", project, only))
+    number = calls.value("PROJECT_NUMBER", calls.gcloud("projects", "describe", project, only), "[0-9]+")
     pool = f"projects/{number}/locations/global/workloadIdentityPools/{project}.svc.id.goog"
     member = f"principalSet://iam.googleapis.com/{pool}/namespace/{calls.settings.gke_namespace}"
     _grant(calls, "pods", member)

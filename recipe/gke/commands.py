@@ -38,18 +38,21 @@ def create(
 def scale(
     words: Annotated[list[str], typer.Argument(metavar="NODES|POOL=NODES [NAME=VALUE]...")],
     *,
+    yes: Annotated[bool, typer.Option("--yes", help="A pool may lose nodes, and their sandboxes.")] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Set the nodes of every pool of sandboxes, or of one; rounded up to as many in each zone."""
     given = [re.fullmatch(r"(?:([a-z][a-z0-9-]*)=)?([0-9]{1,4})", word) for word in words]
     calls = _calls([word for word, size in zip(words, given, strict=True) if not size], dry=dry_run)
-    sizes: dict[str, int] = {}
+    known, sizes = cluster.pools(calls), dict[str, int]()
     for size in filter(None, given):
-        for pool in [size[1]] if size[1] else cluster.pools(calls):
+        for pool in [size[1]] if size[1] else known:
             sizes[pool] = int(size[2])
     if not sizes:
         raise BadInputError("how many nodes is not said", expected="NODES, or POOL=NODES")
-    operations.scale(calls, sizes)
+    if strange := sizes.keys() - known:
+        raise BadInputError(f"no pool of GKE_NODE_POOLS: {', '.join(strange)}", expected=", ".join(known))
+    operations.scale(calls, sizes, yes=yes)
 
 
 @app.command("apply-network-policies")
@@ -98,5 +101,5 @@ def _calls(words: list[str] | None, *, dry: bool) -> Calls:
             meaning = type(settings).model_fields[name].description
             raise BadInputError(f"{name.upper()} is not set", expected=meaning, where=".env or environment")
     calls = Calls(settings, dry=settings.dry_run)
-    calls.require("gcloud", "kubectl", "gke-gcloud-auth-plugin")
+    calls.require("gcloud")
     return calls

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from recipe.errors import BadInputError
+from recipe.errors import BadInputError, RecipeError
 from recipe.gke.calls import Calls
-from recipe.gke.cluster import HERE, credentials, pools
+from recipe.gke.cluster import HERE, credentials, found, pools
 
 POLICIES = HERE / "network_policies.yaml"
 # Google's choice for a regional cluster; a dry run can't look.
@@ -12,14 +12,15 @@ USUAL_ZONES = 3
 DELETE_PODS = ("delete", "pods", "--selector=app=sandbox", "--ignore-not-found")
 
 
-def scale(calls: Calls, sizes: dict[str, int]) -> None:
-    """Nodes by pool, rounded up to as many in each zone. Raises BadInputError for a pool that is not there."""
+def scale(calls: Calls, sizes: dict[str, int], *, yes: bool) -> None:
+    """Nodes by pool, rounded up to as many in each zone; `yes`: a pool may lose nodes.
+
+    Raises BadInputError, before the first change, for a pool that is not there, or that would lose nodes without.
+    """
+    zones = {pool: _zones(calls, pool, nodes, yes=yes) for pool, nodes in sizes.items()}
     for pool, nodes in sizes.items():
-        where, each, scaling = f"--node-pool={pool}", 0, ["--no-enable-autoscaling"]
-        if nodes:
-            zones = _zones(calls, pool)
-            each = -(-nodes // zones)
-            total = each * zones
+        where, each, scaling = f"--node-pool={pool}", -(-nodes // zones[pool]), ["--no-enable-autoscaling"]
+        if total := each * zones[pool]:
             # Held at that size, it replaces a lost node in whichever zone has one, and takes none from a sandbox.
             scaling = ["--enable-autoscaling", f"--total-min-nodes={total}", f"--total-max-nodes={total}"]
             scaling += ["--location-policy=ANY"]
@@ -32,7 +33,7 @@ def down(calls: Calls) -> None:
     """End all sandboxes and take all nodes from their pools; only with --yes."""
     _require_kubeconfig(calls)
     calls.run(calls.kubectl(*DELETE_PODS, "--wait=false"), "deleting the sandboxes' pods")
-    scale(calls, dict.fromkeys(pools(calls), 0))
+    scale(calls, dict.fromkeys(pools(calls), 0), yes=True)
     calls.tell("the control plane and the cluster's own nodes are paid for until it is deleted")
 
 
@@ -77,13 +78,23 @@ def status(calls: Calls) -> None:
         print(calls.run(argv, f"showing {what}"), end="")
 
 
-def _zones(calls: Calls, pool: str) -> int:
-    if there := calls.look(_node_pools(calls, "describe", pool, "--format=json")):
-        return len(there["locations"])
-    if not calls.dry:
+def _zones(calls: Calls, pool: str, nodes: int, *, yes: bool) -> int:
+    """How many zones the pool has, which is to have `nodes` nodes."""
+    there = calls.look(_node_pools(calls, "describe", pool, "--format=json"))
+    if calls.dry:
+        chosen = calls.settings.gke_zones
+        return len(chosen.split(",")) if chosen else USUAL_ZONES
+    if there is None:
         raise BadInputError(f"there is no node pool {pool}", run="make gke-status, or make gke-create")
-    zones = calls.settings.gke_zones
-    return len(zones.split(",")) if zones else USUAL_ZONES
+    if not (isinstance(zones := there.get("locations"), list) and zones):
+        raise RecipeError(f"the zones of node pool {pool} can't be read", expected="a list", found=zones)
+    # So many the last `scale` made it hold; what was resized elsewhere is not told here.
+    held = str(found(there, "autoscaling.totalMinNodeCount"))
+    least = max(int(held), 1) if held.isdecimal() else 1
+    if -(-nodes // len(zones)) * len(zones) < least and not yes:
+        problem = f"node pool {pool} would lose nodes, and the sandboxes on them"
+        raise BadInputError(problem, expected=f"at least {least} nodes, or --yes", found=nodes)
+    return len(zones)
 
 
 def _node_pools(calls: Calls, *words: str) -> list[str]:
@@ -97,5 +108,6 @@ def _clusters(calls: Calls, verb: str, *words: str) -> list[str]:
 
 
 def _require_kubeconfig(calls: Calls) -> None:
+    calls.require("kubectl", "gke-gcloud-auth-plugin")
     if not calls.settings.gke_kubeconfig.is_file():
         credentials(calls)

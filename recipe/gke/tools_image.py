@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from pathlib import Path
 
-from recipe.errors import BadInputError, RecipeError
-from recipe.gke.calls import Calls
+from recipe.errors import BadInputError
+from recipe.gke.calls import Calls, shell
 from recipe.pins import load_pins
 
 CONFIG = Path(__file__).with_name("tools_image.yaml")
@@ -22,7 +21,7 @@ def tools_image(calls: Calls) -> None:
     if folder.joinpath("Dockerfile").is_file():
         tag = f"tools-{content_hash(folder)}"
     elif calls.dry:
-        tag = "tools-${CONTENT_HASH}"
+        tag = "tools-\0CONTENT_HASH\0"
         calls.tell("CONTENT_HASH is that of the pinned Harbor's folder, once `make harbor` has brought it")
     else:
         raise BadInputError(
@@ -35,11 +34,10 @@ def tools_image(calls: Calls) -> None:
         calls.tell(f"{name}:{tag} is there: kept")
     else:
         _build(calls, folder, f"{name}:{tag}", host)
-    digest = calls.value("DIGEST", [*describe, "--format=value(image_summary.digest)"])
-    if not calls.dry and not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-        raise RecipeError("the image's digest can't be read", expected="sha256:<64 hex digits>", found=digest)
+    only = "--format=value(image_summary.digest)"
+    digest = calls.value("DIGEST", [*describe, only], r"sha256:[0-9a-f]{64}")
     line = f"GKE_TOOLS_IMAGE={name}@{digest}"
-    print(f'echo "{line}"' if calls.dry else line)
+    print(shell(["echo", line]) if calls.dry else line)
 
 
 def content_hash(folder: Path) -> str:
@@ -53,10 +51,8 @@ def content_hash(folder: Path) -> str:
 def _build(calls: Calls, folder: Path, image: str, host: str) -> None:
     if calls.settings.gke_tools_builder == "cloudbuild":
         flags = [f"--config={CONFIG}", f"--substitutions=_IMAGE={image}", "--suppress-logs"]
-        submit = calls.gcloud(
-            "builds", "submit", str(folder), *flags, f"--region={calls.settings.gke_region}"
-        )
-        calls.run(submit, f"building {image}")
+        flags += [f"--region={calls.settings.gke_region}"]
+        calls.run(calls.gcloud("builds", "submit", str(folder), *flags), f"building {image}")
         return
     calls.require("docker")
     calls.run(calls.gcloud("auth", "configure-docker", host), f"letting Docker push to {host}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ COMMANDS = {
     "create little": ("create", "GKE_ENABLE_APIS=0", "GKE_COMPOSE_REGISTRY_READ=0", "GKE_NODE_IMAGE_GC=0"),
     "credentials": ("credentials",),
     "scale": ("scale", "4"),
-    "scale pools": ("scale", "4", "more=0", POOLS),
+    "scale pools": ("scale", "4", "more=0", POOLS, "--yes"),
     "down": ("down", "--yes"),
     "clear-sandboxes": ("clear-sandboxes", "--yes"),
     "apply-network-policies": ("apply-network-policies",),
@@ -50,8 +51,8 @@ def tools(machine):
 def test_a_pasted_dry_run_makes_the_very_calls_of_the_command(machine, tools, words) -> None:
     def begin() -> None:
         machine.reset()
-        if words[0] in ("scale", "status"):
-            machine.there(sandboxes=POOL, more=POOL, boxes={})
+        if words[0] in ("scale", "status", "down"):
+            machine.there(sandboxes=POOL, more=POOL, boxes={"status": "RUNNING"})
         if "GKE_TOOLS_BUILDER=docker" in words:
             machine.answer("images describe.*json", times=1, code=1, errors="NOT_FOUND")
             machine.answer("images describe.*value", output="sha256:" + "a" * 64)
@@ -212,6 +213,49 @@ def test_an_answer_that_can_not_be_read_is_told(machine) -> None:
     assert error.value.facts["found"] == "a notice"
 
 
+@pytest.mark.parametrize("output", ["", '"x"', "null", "[]", "{}", "[" * 200_000, '{"locations": ['])
+def test_an_answer_of_another_form_is_neither_missing_nor_there(machine, output) -> None:
+    machine.answer("describe", output=output)
+    for words in (("create",), ("scale", "3")):
+        with pytest.raises(RecipeError, match="looking at what is there") as error:
+            raise machine.recipe(*words).exception
+        assert len(str(error.value)) < 4000
+    assert all("describe" in call or "services" in call for call in machine.calls)
+
+
+@pytest.mark.parametrize("zones", [None, [], {}, "x"])
+def test_a_pool_of_no_zones_is_not_scaled(machine, zones) -> None:
+    machine.there(sandboxes={"locations": zones, "autoscaling": [1]})
+    with pytest.raises(RecipeError, match="the zones of node pool sandboxes"):
+        raise machine.recipe("scale", "3").exception
+    assert len(machine.calls) == 1
+
+
+def test_facts_of_another_form_are_told_as_they_are(machine) -> None:
+    odd = {"config": [1], "status": {"a": 1}, "locations": [None]}
+    machine.there(boxes=odd | {"masterAuthorizedNetworksConfig": {"cidrBlocks": ["x"]}}, sandboxes=odd)
+    done = machine.recipe("create", "GKE_AUTHORIZED_NETWORKS=192.0.2.7/32")
+    assert done.exit_code == 0, done.output
+    assert "the status of container clusters boxes is {'a': 1}, not RUNNING" in done.stderr
+
+
+def test_a_missing_login_helper_is_not_a_missing_namespace(machine) -> None:
+    machine.answer("get namespace", code=1, errors="exec: executable gke-gcloud-auth-plugin not found\n")
+    with pytest.raises(RecipeError, match="looking at what is there"):
+        raise machine.recipe("create", "GKE_NAMESPACE=ours").exception
+    assert not machine.called("create namespace")
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"), [("projects describe", ""), ("images describe.*value", "latest")]
+)
+def test_a_value_of_another_form_is_not_used(machine, tools, asked, answer) -> None:
+    machine.answer(asked, output=answer)
+    words = ("tools-image", "HARBOR_DIR=harbor") if "images" in asked else ("create",)
+    with pytest.raises(RecipeError, match="can't be read"):
+        raise machine.recipe(*words).exception
+
+
 def test_who_is_signed_out_is_told_to_sign_in(machine) -> None:
     machine.answer(
         "services enable", code=1, errors="ERROR: You do not currently have an active account selected."
@@ -228,7 +272,8 @@ def test_the_kubeconfig_is_the_clusters_own_and_nobody_elses(machine) -> None:
     assert [path.name for path in file.parent.iterdir()] == [file.name]
     machine.recipe("clear-sandboxes", "--yes")
     assert len(machine.called("get-credentials")) == 1
-    assert all(f"--kubeconfig={file}" in call for call in machine.calls if call[0] == "kubectl")
+    ours = {f"--kubeconfig={file}", "--context=gke_proj-1_us-central1_boxes", "--namespace=default"}
+    assert [set(call) >= ours for call in machine.calls if call[0] == "kubectl"] == [True]
     machine.recipe("delete", "--yes")
     assert not file.exists()
 
@@ -251,15 +296,32 @@ def test_nodes_are_rounded_up_to_as_many_in_each_zone(machine) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("scale", "POOL"), ("scale", "GKE_ZONES=us-central1-a"), ("scale", "0", "gone=3")]
+    "words", [("scale", "POOL"), ("scale", "GKE_ZONES=us-central1-a"), ("scale", "3", "default-pool=3")]
 )
 def test_a_size_that_is_not_clear_is_refused(machine, words) -> None:
+    machine.there(sandboxes=POOL, **{"default-pool": POOL})
     with pytest.raises(BadInputError):
         raise machine.recipe(*words).exception
-    assert not machine.called("--num-nodes=1")
+    assert machine.calls == []
+
+
+@pytest.mark.parametrize("words", [("0",), ("3",), ("6", "more=0"), ("3", "--yes", "more=3")])
+def test_a_pool_that_would_lose_nodes_or_is_not_there_stops_all_before_a_change(machine, words) -> None:
+    machine.there(sandboxes=POOL | {"autoscaling": {"enabled": True, "totalMinNodeCount": 6}})
+    if "--yes" not in words:
+        machine.there(sandboxes=POOL | {"autoscaling": {"totalMinNodeCount": 6}}, more=POOL)
+    with pytest.raises(
+        BadInputError, match="would lose nodes" if "--yes" not in words else "no node pool more"
+    ):
+        raise machine.recipe("scale", *words, POOLS).exception
+    assert all("describe" in call for call in machine.calls)
+    machine.there(sandboxes=POOL | {"autoscaling": {"totalMinNodeCount": 6}}, more=POOL)
+    assert machine.recipe("scale", *words, POOLS, "--yes").exit_code == 0
+    assert machine.recipe("scale", "4", POOLS).exit_code == 0, "rounded up to the six that are there"
 
 
 def test_zero_nodes_end_the_autoscaling_too(machine) -> None:
+    machine.there(sandboxes=POOL)
     machine.recipe("down", "--yes")
     update, resize = machine.called("--node-pool=sandboxes")
     assert "--no-enable-autoscaling" in update
@@ -310,6 +372,64 @@ def test_a_place_that_is_not_set_is_named_before_anything_is_done(machine, monke
     assert machine.calls == []
 
 
+@pytest.mark.parametrize(
+    "word",
+    ["HARBOR_DIR=/x/${x}$(touch PWNED)`touch PWNED`\"'", "HARBOR_DIR=/x/${DIGEST}"],
+)
+def test_a_pasted_line_runs_nothing_that_a_value_holds(machine, monkeypatch, word) -> None:
+    monkeypatch.setenv("DIGEST", "other")
+    folder = machine.folder / word.partition("=/")[2] / "examples" / "gke-grpo-rollout" / "tools"
+    folder.mkdir(parents=True)
+    folder.joinpath("Dockerfile").touch()
+    given = f"HARBOR_DIR={folder.parents[2]}"
+    told = machine.recipe("tools-image", given, "--dry-run")
+    machine.paste(told.stdout)
+    (submit,) = machine.called("builds submit")
+    assert str(folder) in submit
+    assert list(machine.folder.rglob("PWNED")) == []
+
+
+def test_a_comment_of_a_dry_run_has_no_second_line(machine, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", f"{machine.home}\ntouch PWNED\n")
+    told = machine.recipe("credentials", "--dry-run")
+    assert told.exit_code == 0, told.output
+    assert "# touch PWNED" in told.stdout
+    machine.paste(told.stdout)
+    assert list(machine.folder.rglob("PWNED")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("kubectl", ("credentials",)),
+        ("kubectl", ("scale", "3")),
+        ("gke-gcloud-auth-plugin", ("scale", "3")),
+        ("gke-gcloud-auth-plugin", ("delete", "--yes")),
+        ("kubectl", ("tools-image", "HARBOR_DIR=harbor")),
+    ],
+)
+def test_a_program_that_a_command_does_not_call_may_be_missing(
+    machine, tools, monkeypatch, name, words
+) -> None:
+    machine.there(sandboxes=POOL)
+    machine.bin.joinpath(name).unlink()
+    for other in ("env", "chmod", "rm"):
+        machine.bin.joinpath(other).symlink_to(shutil.which(other))
+    monkeypatch.setenv("PATH", str(machine.bin))
+    done = machine.recipe(*words)
+    assert done.exit_code == 0, done.output
+    assert machine.calls
+
+
+@pytest.mark.parametrize("words", [("status",), ("down", "--yes"), ("clear-sandboxes", "--yes")])
+def test_a_command_for_pods_needs_kubectl_before_its_first_call(machine, monkeypatch, words) -> None:
+    machine.bin.joinpath("kubectl").unlink()
+    monkeypatch.setenv("PATH", str(machine.bin))
+    with pytest.raises(BadInputError, match="kubectl is not on PATH"):
+        raise machine.recipe(*words).exception
+    assert machine.calls == []
+
+
 @pytest.mark.parametrize("name", ["gcloud", "kubectl", "gke-gcloud-auth-plugin"])
 def test_a_program_that_is_missing_is_named_with_how_to_get_it(machine, monkeypatch, name) -> None:
     machine.bin.joinpath(name).unlink()
@@ -330,11 +450,35 @@ def test_a_program_that_is_missing_is_named_with_how_to_get_it(machine, monkeypa
         "GKE_AUTHORIZED_NETWORKS=1.2.3.4,anything",
         "GKE_TOOLS_IMAGE=image:latest",
         "GKE_NODE_SERVICE_ACCOUNT=--impersonate-service-account",
+        "GKE_NODE_SERVICE_ACCOUNT=--impersonate@x",
+        "GKE_POD_RANGE=10.4.0.0/14,10.8.0.0/14",
+        "GKE_SUBNET_RANGE=10.0.0.0/20,10.1.0.0/20",
+        "GKE_SERVICE_RANGE=10.0.0.0/20,10.1.0.0/20",
+        "GKE_NODE_POOLS=a=n2-standard-16 a=e2-small",
+        "GKE_ZONES=europe-west4-a",
+        "GKE_ZONES=us-central1-a,us-central1-a",
+        "GKE_NAMESPACE=kube-system",
+        "GKE_NAMESPACE=gke-managed-system",
+        "GKE_REGION=us-central\N{ARABIC-INDIC DIGIT ONE}",
+        "GKE_CLOUD_BUILD_MACHINE_TYPE=E2_\N{ARABIC-INDIC DIGIT ONE}",
+        "GKE_PROJECT_ID=example.com:proj",
     ],
 )
 def test_a_value_of_another_form_is_refused(machine, word) -> None:
     with pytest.raises(BadInputError, match="has a bad value"):
         raise machine.recipe("create", "--dry-run", word).exception
+
+
+def test_ranges_may_have_a_space_after_the_comma(machine) -> None:
+    told = machine.recipe("create", "--dry-run", "GKE_AUTHORIZED_NETWORKS=192.0.2.7/32, 198.51.100.0/24")
+    assert "--master-authorized-networks=192.0.2.7/32,198.51.100.0/24 " in told.stdout
+
+
+@pytest.mark.parametrize(
+    "word", ["GKE_NAMESPACE=kubes", "GKE_NODE_POOLS=a=n2 b=n2", "GKE_ZONES=us-central1-a"]
+)
+def test_values_near_those_that_are_refused_are_taken(machine, word) -> None:
+    assert machine.recipe("create", "--dry-run", word).exit_code == 0
 
 
 def test_an_interruption_ends_the_program(machine) -> None:

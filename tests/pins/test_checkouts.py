@@ -6,6 +6,7 @@ import json
 import os
 import select
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from drifting import change, commit, git, only_drift
 
-from recipe.drift import checkouts
+from recipe.drift import checkouts, programs
 from recipe.drift.lines import Line
 from recipe.drift.programs import TIMED_OUT, ask
 from recipe.errors import BadInputError
@@ -225,6 +226,31 @@ def test_a_program_that_is_late_ends_with_all_that_it_started(tmp_path):
     assert done.returncode == TIMED_OUT
     assert select.select([reader], [], [], 10)[0], "the sleep holds the pipe"
     os.close(reader)
+
+
+def test_a_program_is_not_waited_for_once_only_its_daemon_holds_the_output(tmp_path):
+    (tmp_path / "daemon").write_text("echo $$ >pid; exec sleep 60")
+    script = "setsid sh ./daemon & until [ -s pid ]; do sleep 0.01; done; echo done; echo told >&2"
+    done = ask(["sh", "-c", script], folder=tmp_path, seconds=20)
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # so it still ran
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "told\n")
+
+
+@pytest.mark.parametrize("end", ["", "; sleep 60"])
+def test_a_program_that_writes_without_end_is_ended(tmp_path, monkeypatch, end):
+    monkeypatch.setattr(programs, "MOST_BYTES", 2**20)
+    done = ask(["sh", "-c", f"head -c 3000000 /dev/zero >&2{end}"], folder=tmp_path, seconds=20)
+    assert (done.returncode, done.stderr) == (programs.TOO_MUCH, "sh wrote more than 1 MiB")
+
+
+def test_output_that_is_no_text_is_kept_as_it_is(tmp_path):
+    done = ask(["printf", r"a\377b"], folder=tmp_path)
+    assert os.fsencode(done.stdout) == b"a\xffb"
+
+
+def test_a_program_without_a_place_for_its_output_is_an_outcome(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    assert ask(["true"], folder=tmp_path).returncode == programs.NOT_STARTED
 
 
 @pytest.mark.parametrize("file", ["uv.lock", "src/harbor/agents/camel/camel.py"])
