@@ -18,7 +18,7 @@ from recipe.forms import (
     setting,
 )
 from recipe.settings_gke import GkeSettings
-from recipe.settings_sandboxes import SandboxSettings, on_gke
+from recipe.settings_sandboxes import SandboxSettings, Secret, on_gke
 
 
 class Checkouts(BaseModel):
@@ -97,7 +97,7 @@ class Settings(GkeSettings, SandboxSettings, Checkouts):
         derived="MODEL_ROOT/Inkling-Small_torch_dist",
         factory=lambda data: data["model_root"] / "Inkling-Small_torch_dist",
     )
-    hf_token: SecretStr | None = setting(None, meaning="of Hugging Face; the model itself needs none")
+    hf_token: Secret = setting(None, meaning="of Hugging Face; the model itself needs none")
     load_dir: AbsolutePath | None = setting(
         meaning="an earlier run's checkpoints/ to start from; optimizer and rollout count start fresh",
         derived="TORCH_DIST_DIR; with the engine local, a warm start",
@@ -301,9 +301,9 @@ class Settings(GkeSettings, SandboxSettings, Checkouts):
         le=1,
     )
 
-    # How sandboxes reach the session servers.
+    # How agents reach the session servers.
     miles_router_external_host: Address | None = setting(
-        meaning="host under which sandboxes reach the session servers",
+        meaning="host under which agents reach the session servers",
         derived="HEAD_IP on gke",
         factory=lambda data: on_gke(data, data["head_ip"]),
     )

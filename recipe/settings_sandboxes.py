@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Annotated, Any
 
-from pydantic import BaseModel, SecretStr
+from pydantic import AfterValidator, AllowInfNan, BaseModel, SecretStr
 
 from recipe.forms import setting
+
+
+def _header_fits(secret: SecretStr | None) -> SecretStr | None:
+    # In a header anything else is refused by the client, whose error shows the whole header.
+    text = secret.get_secret_value().strip() if secret else "none"
+    if not re.fullmatch(r"[!#-&(-~]+", text):
+        raise ValueError("printable ASCII without spaces or quotes")
+    return secret and SecretStr(text)
+
+
+Secret = Annotated[SecretStr | None, AfterValidator(_header_fits)]
+Finite = Annotated[float | None, AllowInfNan(allow_inf_nan=False)]
 
 
 def on_gke[T](data: dict[str, Any], value: T) -> T | None:
@@ -20,10 +33,10 @@ class SandboxSettings(BaseModel):
     sandbox_backend: str = setting(
         "daytona",
         meaning="where sandboxes run: docker, daytona, modal, gke or another type of Harbor; `local`: bubblewrap here",
-        pattern=r"^[a-z0-9-]+$",
+        pattern=r"^[a-z][a-z0-9-]*$",
         form="a type of Harbor",
     )
-    daytona_api_key: SecretStr | None = setting(None, meaning="of Daytona")
+    daytona_api_key: Secret = setting(None, meaning="of Daytona")
     daytona_api_url: str | None = setting(
         None,
         meaning="another address of Daytona",
@@ -37,10 +50,8 @@ class SandboxSettings(BaseModel):
         "default: HARBOR_AGENT_CALL_TIMEOUT_SEC and 30 min",
         ge=1,
     )
-    modal_token_id: SecretStr | None = setting(
-        None, meaning="of Modal; or `modal token new` writes ~/.modal.toml"
-    )
-    modal_token_secret: SecretStr | None = setting(None, meaning="of Modal")
+    modal_token_id: Secret = setting(None, meaning="of Modal; or `modal token new` writes ~/.modal.toml")
+    modal_token_secret: Secret = setting(None, meaning="of Modal")
     sandbox_cpus: int | None = setting(
         meaning="CPUs of every sandbox",
         derived="1 on gke, elsewhere the task's own",
@@ -62,9 +73,9 @@ class SandboxSettings(BaseModel):
         ge=1,
     )
 
-    sandbox_hours_max: float | None = setting(
+    sandbox_hours_max: Finite = setting(
         None, unit="h", meaning="of all sandboxes together, after which the run stops with a checkpoint", gt=0
     )
-    sandbox_hour_price: float | None = setting(
+    sandbox_hour_price: Finite = setting(
         None, unit="USD", meaning="what an hour of one sandbox costs, for the report", ge=0
     )

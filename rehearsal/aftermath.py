@@ -25,7 +25,7 @@ def wrong(job: Job, code: int, says: str) -> Iterator[str]:
     if "Traceback (most recent call last)" in job.output:
         yield "the output holds a traceback"
     yield from (f"left running: {process}" for process in job.left())
-    yield from _temporary(job.temporary, killed=code == SIGKILLED)
+    yield from _temporary(job.temporary, job.notes.get("full"), killed=code == SIGKILLED)
     if job.folder.exists():
         yield from _manifest(job, code)
         yield from _ports(job.folder)
@@ -37,19 +37,19 @@ def tail(job: Job) -> str:
     return " ".join(job.output.split())[-300:]
 
 
-def _temporary(folder: Path, *, killed: bool) -> Iterator[str]:
+def _temporary(folder: Path, ours: Path | None, *, killed: bool) -> Iterator[str]:
     """Nothing is left there; after SIGKILL, nothing but the sandboxes that the next start sweeps."""
     scratch = folder / default_root().name
     if killed and scratch.exists():
         sweep(scratch)
-    found = [path for path in (*folder.glob("*"), *scratch.glob("*")) if path != scratch]
+    found = [path for path in (*folder.glob("*"), *scratch.glob("*")) if path not in (scratch, ours)]
     yield from (f"left in the folder of temporary files: {path.relative_to(folder)}" for path in found)
 
 
 def _manifest(job: Job, code: int) -> Iterator[str]:
     path = job.folder / "run_manifest.json"
-    if not path.exists() and "removed" in job.notes:
-        return
+    if "removed" in job.notes or job.folder.is_relative_to(job.notes.get("full", job.root / "t").parent):
+        return  # nothing could be written there
     facts = json.loads(path.read_text())
     expected = None if code == SIGKILLED else code
     if facts["exit_code"] != expected:

@@ -143,6 +143,12 @@ def _beside(job: Job) -> Job:
     return other
 
 
+def some_trial_failed(job: Job) -> Iterator[str]:
+    """One trial is told as the infrastructure's failure; its group may have been the surplus one."""
+    if not any(event["kind"] == "trial" and event.get("exit_status") == "AgentError" for event in job.events):
+        yield "no trial ended as AgentError"
+
+
 def cut_checkpoint(job: Job) -> None:
     """A first job runs to its end; its last checkpoint is cut in the middle, and the second one starts from it."""
     first = _beside(job)
@@ -158,9 +164,7 @@ def untrained(job: Job) -> None:
     from recipe.engines.local import checkpoint
     from recipe.engines.local.model import build_model, tiny_config
 
-    weights = {
-        name: value.detach().numpy() for name, value in build_model(tiny_config()).state_dict().items()
-    }
+    weights = {name: value.detach().numpy() for name, value in build_model(tiny_config()).named_parameters()}
     checkpoint.save(job.root / "untrained", 0, weights)
     job.settings.append(f"LOAD_DIR={job.root / 'untrained'}")
 
@@ -189,7 +193,7 @@ ALL_DROP = r"6 groups in a row were dropped"
 
 FAULTS = (
     Fault("sandbox dies mid-turn", "kill -9 of a sandbox's first process", 0, when=trial_started,
-          cause=kill("bwrap"), check=dropped("agent_error")),
+          cause=kill("bwrap"), check=some_trial_failed),
     Fault("verifier writes nothing", "one task's test.sh is `true`", 0, prepare=copy_tasks, when=phase("generate"),
           cause=one_verifier("true")),
     Fault("verifier writes NaN", "every test.sh writes nan", 1, ALL_DROP, prepare=copy_tasks, when=phase("generate"),
@@ -212,8 +216,9 @@ FAULTS = (
     Fault("a node's actors gone", "kill -9 of raylet", 1, when=phase("generate"), cause=kill("raylet/raylet")),
     Fault("disk full in RUNS_ROOT", "it is filled to the last byte", 1, "disk is full|No space left",
           prepare=mounts.small("runs"), when=phase("generate"), cause=mounts.fill("runs"), skip=mounts.why_not),
-    Fault("disk full for sandboxes", "the folder of temporary files is filled to the last byte", 1, ALL_DROP,
-          prepare=mounts.small("t"), when=phase("generate"), cause=mounts.fill("t"), skip=mounts.why_not),
+    # What a sandbox writes is in memory, and Ray's own files are small.
+    Fault("disk full in TMPDIR", "it is filled to the last byte", 0, prepare=mounts.small("t"),
+          when=phase("generate"), cause=mounts.fill("t"), skip=mounts.why_not),
     Fault("run folder removed", "rm -r during a rollout", 1, when=phase("generate"), cause=remove_run_folder),
     Fault("corrupt prompt row", "the second of three rows is cut", 2, "line 2|:2|row 2", prepare=corrupt_row),
     Fault("task deleted", "rm -r of one task during the run", 0, prepare=copy_tasks, when=phase("generate"),

@@ -30,6 +30,7 @@ def fill(name: str) -> Callable[[Job], None]:
     """Fills the folder `name` to the last byte."""
 
     def cause(job: Job) -> None:
+        job.notes["full"] = job.root / name / "full"
         with suppress(OSError), (job.root / name / "full").open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(1_000_000))

@@ -9,7 +9,7 @@ import httpx
 
 from recipe.errors import BadInputError, RecipeError
 from recipe.given import hub_environment
-from recipe.harbor.daytona import Daytona
+from recipe.harbor.daytona import Daytona, told
 from recipe.harbor.install import installed
 from recipe.harbor.leftover_sandboxes import ask_modal
 from recipe.pins import load_pins
@@ -31,6 +31,11 @@ def wandb_key(settings: Settings) -> Iterator[BadInputError]:
             found=f"{len(key.get_secret_value())} characters",
             where=settings.source("wandb_api_key"),
         )
+
+
+def wandb_key_unasked(settings: Settings) -> str:
+    """Why there is nothing to look at, or nothing."""
+    return "" if settings.wandb_api_key else "there is no WANDB_API_KEY"
 
 
 def hub_token(settings: Settings) -> Iterator[BadInputError]:
@@ -59,8 +64,9 @@ def _ask_hub(settings: Settings) -> tuple[str, bool]:
     token = settings.hf_token.get_secret_value() if settings.hf_token else ""
     try:
         answer = httpx.get(url, headers={"Authorization": f"Bearer {token}"}, timeout=ANSWER_SECONDS)
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # ValueError: no header can hold it
-        return str(error) or type(error).__name__, isinstance(error, UnicodeError)
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        no_header_can_hold_it = isinstance(error, (httpx.LocalProtocolError, UnicodeError))
+        return told(error), no_header_can_hold_it
     refusal = f"{answer.status_code} {answer.reason_phrase}"
     return "" if answer.is_success else refusal, not answer.is_server_error
 
@@ -86,8 +92,6 @@ def sandbox_account_unasked(settings: Settings) -> str:
         )
     if settings.sandbox_backend == "daytona" and settings.daytona_api_key is None:
         return "there is no DAYTONA_API_KEY"
-    return (
-        ""
-        if settings.sandbox_backend in ("daytona", "local", "docker")
-        else "only Harbor's own client can ask"
-    )
+    if settings.sandbox_backend in ("local", "docker"):
+        return f"the backend {settings.sandbox_backend} has no account"
+    return "" if settings.sandbox_backend == "daytona" else "only Harbor's own client can ask"

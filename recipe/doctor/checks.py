@@ -7,11 +7,12 @@ import re
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
 
 from recipe.doctor import accounts, head_node, quotas
 from recipe.doctor.lineage import lineage
-from recipe.doctor.results import Check, Result, require, skipped
+from recipe.doctor.results import Check, Result, guarded, require, skipped
 from recipe.errors import BadInputError
 from recipe.harbor import backends
 from recipe.process import LOOPBACK, free_port, port_is_free
@@ -158,9 +159,14 @@ def engine_takes_it(settings: Settings) -> Iterator[BadInputError]:
         yield error
 
 
+def sandbox_settings(settings: Settings) -> Iterator[BadInputError]:
+    """The settings of SANDBOX_BACKEND go together."""
+    yield from backends.given(settings)
+
+
 def sandbox_backend(settings: Settings) -> Iterator[BadInputError]:
     """SANDBOX_BACKEND can be used from here, with the credentials that were given."""
-    yield from backends.check(settings)
+    yield from backends.here(settings)
 
 
 def sandbox_quota(settings: Settings) -> Iterator[BadInputError]:
@@ -215,17 +221,54 @@ def _ports_in_use(settings: Settings, name: str, host: str, count: int = 1) -> I
         )
 
 
+def look(
+    settings: Settings, only: Collection[str] = (), skip: Collection[str] = (), *, here: bool = True
+) -> list[Result]:
+    """A result for each chosen check; without `here`, those of a cluster's head node are skipped."""
+    of_engine = [check for check in CHECKS if check.engine in ("", settings.engine)]
+    return [
+        guarded(check.name, partial(_result, check, settings, skip, here=here))
+        for check in of_engine
+        if not only or check.name in only
+    ]
+
+
+def _result(check: Check, settings: Settings, skip: Collection[str], *, here: bool) -> Result:
+    reason = "as asked" if check.name in skip else check.unasked(settings)
+    if not reason and check.place == "here" and not here:
+        reason = "it is about the head node"
+    return skipped(check.name, reason) if reason else check.look(settings)
+
+
+def _quota_unasked(settings: Settings) -> str:
+    if quotas.room(settings):
+        return ""
+    asked = _demand(settings) or "the tasks can't be read"
+    return f"{settings.sandbox_backend} does not tell its limits here: {asked}"
+
+
+def _backend_unasked(settings: Settings) -> str:
+    if settings.sandbox_backend == "local":
+        return "bubblewrap is tried with the tasks, at the start"
+    return backends.note(settings) or ""
+
+
 CHECKS = (
     Check("run folder", run_folder_is_new, "two runs write into one folder", "input"),
     Check("runs root", runs_root_is_a_folder, "nothing can be written", "input"),
     Check("tasks", prompts_have_tasks, "prompts without a task are skipped in silence", "input"),
     Check("deadlines", deadlines, "trials are cut off ungraded, and their groups dropped", "input"),
     Check("alarms", stop_on_names_alarms, "a run goes on that an alarm was to stop", "input"),
-    Check("W&B key", accounts.wandb_key, "the job ends when it logs in", "account", "miles"),
-    Check("sandbox account", accounts.sandbox_account, "no sandbox starts: every group drops", "account"),
-    Check("sandbox quota", sandbox_quota, "sandboxes are refused in the middle of a rollout", "account"),
-    Check("HF token", accounts.hub_token, "nothing can be downloaded or uploaded", "account", "miles"),
-    Check("sandbox backend", sandbox_backend, "no sandbox starts: every group drops"),
+    Check("W&B key", accounts.wandb_key, "the job ends when it logs in", "account", "miles",
+          accounts.wandb_key_unasked),
+    Check("sandbox account", accounts.sandbox_account, "no sandbox starts: every group drops", "account",
+          unasked=accounts.sandbox_account_unasked),
+    Check("sandbox quota", sandbox_quota, "sandboxes are refused in the middle of a rollout", "account",
+          unasked=_quota_unasked),
+    Check("HF token", accounts.hub_token, "nothing can be downloaded or uploaded", "account", "miles",
+          accounts.hub_token_unasked),
+    Check("sandbox settings", sandbox_settings, "no sandbox starts: every group drops", "input"),
+    Check("sandbox backend", sandbox_backend, "no sandbox starts: every group drops", unasked=_backend_unasked),
     Check("weights", weights_to_start_from, "training goes on from other weights than meant"),
     Check("disk", disk_space, "the disk is full in the middle of a save", engine="local"),
     Check("temporary folder", temporary_folder, "Ray's sockets can't be made", engine="local"),
@@ -235,31 +278,7 @@ CHECKS = (
     Check("engine", engine_takes_it, "a flag is refused after the GPUs were taken, or ignored"),
     Check("agent server's port", agent_server_port, "the agent server can't listen"),
     Check("session servers' ports", session_server_ports, "a session server can't listen"),
-)
-
-
-def look(
-    settings: Settings, only: Collection[str] = (), skip: Collection[str] = (), *, here: bool = True
-) -> list[Result]:
-    """A result for each chosen check; without `here`, those of a cluster's head node are skipped."""
-    results = []
-    for check in CHECKS:
-        if check.engine in ("", settings.engine) and (not only or check.name in only):
-            reason = "as asked" if check.name in skip else _unasked(check, settings, here=here)
-            results.append(skipped(check.name, reason) if reason else check.look(settings))
-    return results
-
-
-def _unasked(check: Check, settings: Settings, *, here: bool) -> str:
-    """Why a check can't be made, or nothing."""
-    if check.findings is accounts.sandbox_account:
-        return accounts.sandbox_account_unasked(settings)
-    if check.findings is accounts.hub_token:
-        return accounts.hub_token_unasked(settings)
-    if check.findings is sandbox_quota and not quotas.room(settings):
-        asked = _demand(settings) or "the tasks can't be read"
-        return f"{settings.sandbox_backend} does not tell its limits here: {asked}"
-    return "" if here or check.place != "here" else "it is about the head node"
+)  # fmt: skip
 
 
 def check(settings: Settings, skip: Collection[str] = ()) -> list[str]:

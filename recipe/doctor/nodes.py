@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from recipe.doctor.head_node import TRACKER
 from recipe.doctor.node_checks import NODE_CHECKS, Node, NodeCheck, Unknown, nothing
-from recipe.doctor.results import Result, Verdict, skipped
+from recipe.doctor.results import Result, Verdict, guarded, skipped
 from recipe.errors import BadInputError
 from recipe.pins import load_pins
 from recipe.settings import Settings
@@ -42,7 +43,9 @@ def judge(
 ) -> list[Result]:
     """A result for each chosen check. A node that did not answer fails the first one, and is in no other."""
     return [
-        skipped(check.name, "as asked") if check.name in skip else _judge(check, nodes, settings)
+        skipped(check.name, "as asked")
+        if check.name in skip
+        else guarded(check.name, partial(_judge, check, nodes, settings))
         for check in NODE_CHECKS
         if not only or check.name in only
     ]

@@ -13,11 +13,12 @@ from rich.table import Table
 
 from recipe.doctor.plan import CLUSTER, Figure, Plan, build
 from recipe.errors import BadInputError
-from recipe.events import EventReader
 from recipe.files import read_text
 from recipe.resolve import restore
 from recipe.settings import Settings
-from recipe.watch.history import read
+from recipe.untrusted import size
+from recipe.watch.curves import mean
+from recipe.watch.history import History, manifest_of, read, settings_of
 
 Node = dict[str, Any]
 
@@ -32,12 +33,11 @@ def report(
     """
     nodes = _nodes(nodes_json) if nodes_json else []
     if run:
-        manifest = _json(run / "run_manifest.json")
-        settings = restore({name: of["value"] for name, of in manifest["settings"].items()})
-        nodes = nodes or manifest.get("nodes", [])
+        settings = restored(run)
+        nodes = nodes or [node for node in manifest_of(run).get("nodes", ()) if _is_node(node)]
     plan = build(settings, assume)
     plan.findings += lacking(plan, nodes)
-    measured = against(plan, run) if run else {}
+    measured = against(plan, read(run), run) if run else {}
     if as_json:
         console.print_json(
             json.dumps({key: value for key, value in asdict(plan).items() if key != "settings"}
@@ -51,19 +51,28 @@ def report(
     return int(bool(plan.findings))
 
 
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(read_text(path))
-    except ValueError as error:
-        raise BadInputError("not JSON", found=error, where=path) from None
+def restored(run: Path) -> Settings:
+    """The settings of a run. Raises BadInputError when it recorded none, or not those of this version."""
+    recorded = settings_of(run)
+    if "env_file" not in recorded:
+        raise BadInputError("the run recorded no settings", where=run / "run_manifest.json")
+    return restore(recorded)
 
 
 def _nodes(path: Path) -> list[Node]:
-    found = _json(path)
+    try:
+        found = json.loads(read_text(path))
+    except ValueError as error:
+        raise BadInputError("not JSON", found=error, where=path) from None
     nodes = found.get("nodes") if isinstance(found, dict) else found
-    if not isinstance(nodes, list) or not all(isinstance(node, dict) and "ip" in node for node in nodes):
+    if not isinstance(nodes, list) or not all(map(_is_node, nodes)):
         raise BadInputError("no nodes", expected="the nodes of a run_manifest.json", where=path)
     return nodes
+
+
+def _is_node(node: object) -> bool:
+    gpus = node.get("gpus", []) if isinstance(node, dict) and "ip" in node else None
+    return isinstance(gpus, list) and all(isinstance(gpu, dict) and "memory_mib" in gpu for gpu in gpus)
 
 
 def lacking(plan: Plan, nodes: Iterable[Node]) -> Iterator[str]:
@@ -75,17 +84,20 @@ def lacking(plan: Plan, nodes: Iterable[Node]) -> Iterator[str]:
         if available := node.get("memory_available_mib"):
             has.append(("host memory", node["ip"], available / 1024))
     has = has or [("GPU memory", "a GPU", plan.assumed.get("gpu_gib", 0.0))]
-    for place, who, size in dict.fromkeys(has):
+    for place, who, there in dict.fromkeys(has):
         for phase, totals in plan.phases.get(place, {}).items():
             needed = totals[plan.settings.num_nodes]
-            if needed > size:
-                yield f"{phase}: {needed:.0f} GiB of {place}, {who} has {size:.0f}"
+            if needed > there:
+                yield f"{phase}: {needed:.0f} GiB of {place}, {who} has {there:.0f}"
 
 
-def against(plan: Plan, run: Path) -> dict[str, tuple[float, float]]:
-    """What was planned and what a run came to, for all that its events and its folder tell."""
+def against(plan: Plan, history: History, run: Path) -> dict[str, tuple[float, float]]:
+    """What was planned and what a run came to, for all that its events and its folder tell.
+
+    Raises BadInputError when no rollout has finished.
+    """
     figures = {figure.name: figure.value for table in plan.figures.values() for figure in table}
-    rollouts = read(run).rollouts
+    rollouts = history.rollouts
     if not rollouts:
         raise BadInputError(
             "there is nothing to compare", expected="a run with a finished rollout", found=run
@@ -93,26 +105,16 @@ def against(plan: Plan, run: Path) -> dict[str, tuple[float, float]]:
     of = plan.assumed
     pairs = {"tokens sampled in a trial": (of["turns"] * of["tokens_per_turn"], "response_tokens_mean"),
              "turns of a trial": (of["turns"], "turns_mean")}  # fmt: skip
-    found = {
-        name: (value, _mean(rollout.metrics[key] for rollout in rollouts if key in rollout.metrics))
-        for name, (value, key) in pairs.items()
-    }
+    found = {name: (value, mean(history.values(key))) for name, (value, key) in pairs.items()}
     for name, phase in (("sampling a rollout", "generate"), ("training a rollout", "train")):
         found[f"{name}, s"] = (
             figures[name],
-            _mean(rollout.seconds[phase] for rollout in rollouts if phase in rollout.seconds),
+            mean([rollout.seconds[phase] for rollout in rollouts if phase in rollout.seconds]),
         )
-    times = [event["time"] for event in EventReader(run / "events.jsonl").new()]
-    found["wall time, h"] = figures["wall time"], (times[-1] - times[0]) / 3600
+    found["wall time, h"] = figures["wall time"], (history.now - history.started) / 3600
     for name in ("checkpoints", "trials"):
-        size = sum(file.stat().st_size for file in (run / name).rglob("*") if file.is_file())
-        found[f"{name}, GB"] = figures[name], size / 1e9
+        found[f"{name}, GB"] = figures[name], size(run / name) / 1e9
     return found
-
-
-def _mean(values: Iterable[float]) -> float:
-    numbers = list(values)
-    return sum(numbers) / len(numbers) if numbers else float("nan")
 
 
 def tables(plan: Plan, measured: dict[str, tuple[float, float]]) -> Iterator[Table]:
@@ -132,7 +134,7 @@ def tables(plan: Plan, measured: dict[str, tuple[float, float]]) -> Iterator[Tab
     if measured:
         table = _table("plan against measured", "", "planned", "measured", "measured / planned")
         for name, (planned, came) in measured.items():
-            table.add_row(name, f"{planned:.4g}", f"{came:.4g}", f"{came / planned:.2f}")
+            table.add_row(name, f"{planned:.4g}", f"{came:.4g}", f"{came / planned:.2f}" if planned else "-")
         yield table
     table = _table("assumed (--assume NAME=VALUE)", "name", "value", "meaning")
     for name, value in plan.assumed.items():

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -17,8 +18,7 @@ from recipe import rules
 from recipe.doctor import checks
 from recipe.doctor.node_checks import NODE_CHECKS
 from recipe.doctor.nodes import judge
-from recipe.doctor.results import Result, require_known, skipped
-from recipe.errors import RecipeError
+from recipe.doctor.results import Result, guarded, require_known, skipped
 from recipe.settings import Settings
 
 RAY = "Ray"
@@ -37,7 +37,8 @@ def report(
     as_json: bool = False,
     cluster: bool = True,
 ) -> int:
-    """Prints what each check found, as tables or as one JSON object. Returns 1 when one failed, else 0.
+    """Prints what each check found, as tables or as one JSON object. Returns 1 when one failed, or when nothing of
+    `only` could be checked; else 0.
 
     Without `cluster`, what needs it or its head node is skipped. Raises BadInputError for settings that don't go
     together and for a name that is no check.
@@ -49,12 +50,13 @@ def report(
     if settings.engine == "miles":
         results += _of_cluster(settings, only, skip, cluster=cluster)
     failed = sum(result.verdict == "FAIL" for result in results)
+    nothing = bool(only) and all(result.verdict == "skip" for result in results)
     if as_json:
         told = [{key: value for key, value in asdict(one).items() if key != "errors"} for one in results]
         print(json.dumps({"failed": failed, "results": told}, indent=2, default=str))
     else:
-        _print(results)
-    return int(failed > 0)
+        _print(results, "; none of what was chosen could be checked" if nothing else "")
+    return int(failed > 0 or nothing)
 
 
 def _of_cluster(
@@ -69,23 +71,25 @@ def _of_cluster(
     from recipe.run.interrupts import Interrupts
     from recipe.run.nodes import ask
 
-    try:
+    nodes: list[dict[str, Any]] = []
+
+    def look() -> Result:
         ray = find_ray(settings)
         with Interrupts() as interrupts, tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            nodes = ask(settings, ray, stage_plugins(folder), folder / "nodes.log", interrupts)
-    except RecipeError as error:
-        facts = error.facts
-        found = f"{error.problem}: {facts.get('found', '')}"
-        yield Result(RAY, "FAIL", found, facts.get("expected", ""), facts.get("run", ""), [error])
+            nodes.extend(ask(settings, ray, stage_plugins(folder), folder / "nodes.log", interrupts))
+        return Result(RAY, "ok", f"its dashboard at {ray.url}", "a cluster that runs jobs")
+
+    told = guarded(RAY, look)
+    if RAY in wanted or told.errors:
+        yield told
+    if told.errors:
         yield from (skipped(name, "no node was asked") for name in wanted if name != RAY)
         return
-    if RAY in wanted:
-        yield Result(RAY, "ok", f"its dashboard at {ray.url}", "a cluster that runs jobs")
     yield from judge(nodes, settings, only, skip)
 
 
-def _print(results: Sequence[Result]) -> None:
+def _print(results: Sequence[Result], remark: str = "") -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=max(WIDTH, shutil.get_terminal_size().columns))
@@ -100,7 +104,9 @@ def _print(results: Sequence[Result]) -> None:
         console.print("\nBy node; * differs or does not do")
         console.print(_by_node(results, addresses))
     counts = {verdict: sum(one.verdict == verdict for one in results) for verdict in STYLES}
-    console.print("\ndoctor: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    console.print(
+        "\ndoctor: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + remark
+    )
 
 
 def _by_node(results: Sequence[Result], addresses: Sequence[str]) -> Table:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from recipe.errors import BadInputError, RecipeError
+from recipe.errors import BadInputError, InterruptedRunError, RecipeError
 from recipe.settings import Settings
 
 Verdict = Literal["ok", "FAIL", "warn", "skip"]
@@ -39,19 +40,45 @@ class Check:
     symptom: str
     place: Literal["input", "account", "here"] = "here"
     engine: str = ""  # the only one that it is about
+    unasked: Callable[[Settings], str] = lambda _settings: ""  # why it can't be made, or nothing
 
     @property
     def expected(self) -> str:
         return (self.findings.__doc__ or "").splitlines()[0]
 
     def look(self, settings: Settings) -> Result:
+        return guarded(self.name, lambda: self._look(settings))
+
+    def _look(self, settings: Settings) -> Result:
         errors = list(self.findings(settings))
         if not errors:
             return Result(self.name, "ok", "so it is", self.expected)
-        found = "\n".join(f"{one.problem}: {one.facts.get('found', '')}".removesuffix(": ") for one in errors)
-        expected = "\n".join(one.facts.get("expected", self.expected) for one in errors)
-        run = "\n".join(one.facts["run"] for one in errors if "run" in one.facts)
-        return Result(self.name, "FAIL", found, expected, run, errors)
+        return failed(self.name, errors, self.expected)
+
+
+def failed(name: str, errors: Sequence[RecipeError], holds: str = "") -> Result:
+    """`holds`: what must hold, where an error does not say what it expected."""
+    found = "\n".join(f"{one.problem}: {one.facts.get('found', '')}".removesuffix(": ") for one in errors)
+    expected = "\n".join(one.facts.get("expected", holds) for one in errors)
+    run = "\n".join(one.facts["run"] for one in errors if "run" in one.facts)
+    return Result(name, "FAIL", found, expected, run, errors)
+
+
+def guarded(name: str, look: Callable[[], Result]) -> Result:
+    """A check that fails itself is a row of its own, and costs no other's.
+
+    What an unexpected error says is not shown: it may quote a key.
+    """
+    try:
+        return look()
+    except InterruptedRunError:
+        raise
+    except RecipeError as error:
+        return failed(name, [error])
+    except Exception as error:  # noqa: BLE001 - whatever an odd machine or service makes it raise
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        found = f"{type(error).__name__} in {at.name}, {at.filename}:{at.lineno}"
+        return failed(name, [BadInputError("the check itself failed", found=found)])
 
 
 def require_known(names: Iterable[str], known: Collection[str]) -> None:

@@ -18,6 +18,7 @@ from recipe.tasks import folders
 DOCKER_SECONDS = 20.0
 GKE_PROGRAMS = ("gcloud", "gke-gcloud-auth-plugin")
 GKE_REQUIRED = ("gke_project_id", "gke_region", "gke_cluster_name", "gke_tools_image")
+LOCAL_MEMORY_MB = 64  # below it a sandbox's own processes, a shell and a Python, have no room
 DIRECT = "it has to reach nobody: agents run beside the agent server, which runs their commands in it"
 
 
@@ -38,8 +39,29 @@ class Backend:
 
 def check(settings: Settings) -> Iterator[BadInputError]:
     """What is wrong with SANDBOX_BACKEND and its credentials; no secret is shown."""
+    yield from given(settings)
+    yield from here(settings)
+
+
+def here(settings: Settings) -> Iterator[BadInputError]:
+    """The part of `check` that is about the machine that starts the agent server, and the credentials there."""
     if settings.sandbox_backend in BACKENDS:
         yield from BACKENDS[settings.sandbox_backend].check(settings)
+
+
+def given(settings: Settings) -> Iterator[BadInputError]:
+    """The part of `check` that holds on any machine."""
+    backend = settings.sandbox_backend
+    if backend == "gke" and (absent := _absent(settings)):
+        yield _missing("the backend gke needs to know its cluster", ", ".join(absent))
+    if backend == "local" and (settings.sandbox_memory_mb or LOCAL_MEMORY_MB) < LOCAL_MEMORY_MB:
+        yield BadInputError(
+            "no sandbox of the backend local can work in so little memory",
+            expected=f"SANDBOX_MEMORY_MB of at least {LOCAL_MEMORY_MB}",
+            found=settings.sandbox_memory_mb,
+        )
+    if backend == "daytona":
+        yield from _daytona_stop(settings)
 
 
 def credentials(settings: Settings) -> dict[str, str]:
@@ -93,6 +115,9 @@ def _docker(_settings: Settings) -> Iterator[BadInputError]:
 def _daytona(settings: Settings) -> Iterator[BadInputError]:
     if settings.daytona_api_key is None:
         yield _missing("Daytona needs credentials", "DAYTONA_API_KEY")
+
+
+def _daytona_stop(settings: Settings) -> Iterator[BadInputError]:
     if auto_stop_minutes(settings) * 60 <= settings.harbor_agent_call_timeout_sec:
         yield BadInputError(
             "Daytona would stop sandboxes of trials that still run",
@@ -112,10 +137,12 @@ def _modal(settings: Settings) -> Iterator[BadInputError]:
         yield _missing("Modal needs credentials", " and ".join(absent), f", or neither and a file {file}")
 
 
+def _absent(settings: Settings) -> list[str]:
+    return [name.upper() for name in GKE_REQUIRED if getattr(settings, name) is None]
+
+
 def _gke(settings: Settings) -> Iterator[BadInputError]:
-    if absent := [name.upper() for name in GKE_REQUIRED if getattr(settings, name) is None]:
-        yield _missing("the backend gke needs to know its cluster", ", ".join(absent))
-    elif not settings.gke_kubeconfig.is_file():
+    if not _absent(settings) and not settings.gke_kubeconfig.is_file():
         yield BadInputError(
             "there are no credentials of the GKE cluster",
             expected="its kubeconfig",
@@ -174,8 +201,8 @@ BACKENDS: Mapping[str, Backend] = {
         "gke-gcloud-auth-plugin on PATH",
         limits="the nodes of `recipe gke scale`",
         credentials=GKE_REQUIRED,
-        reach="its pods reach the head node's session servers: MILES_ROUTER_EXTERNAL_HOST and MILES_HOST_IP are "
-        "HEAD_IP unless set",
+        reach="the session servers are at HEAD_IP unless MILES_ROUTER_EXTERNAL_HOST and MILES_HOST_IP say otherwise; "
+        "with the network policies no pod reaches them, which matters to an agent that runs in its sandbox alone",
     ),
 }
 

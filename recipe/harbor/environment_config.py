@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ GKE = (
     ),
     *("compose_prebuilt_manifest_path", "registry_token_impersonator", "registry_token_service_account"),
 )
+FILE = "environment.json"
 MODAL_DAY_SECONDS = 86400  # no sandbox of Modal lives longer
 
 
@@ -51,9 +53,17 @@ def write(settings: Settings, folder: Path, harbor: Path | None = None) -> Path 
     if harbor:
         _require(config, set(_names((harbor / MODELS).rglob("*.py"))), harbor)
         config["kwargs"] = kwargs
-    path = folder / "environment.json"
+    path = folder / FILE
     write_whole(path, json.dumps(config, indent=2) + "\n")
     return path
+
+
+def run_label(folder: Path) -> str | None:
+    """What `write` had the sandboxes of the run with this `folder` labelled with; None where they have no label."""
+    try:
+        return str(json.loads((folder / FILE).read_text())["kwargs"]["labels"]["run"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
 
 
 def _kwargs(settings: Settings, folder: Path, harbor: Path) -> dict[str, Any]:
@@ -65,16 +75,27 @@ def _kwargs(settings: Settings, folder: Path, harbor: Path) -> dict[str, Any]:
         return wanted
     minutes = auto_stop_minutes(settings)
     # Nobody asks for these, and a Harbor that lacks them does without: how a sandbox that is left ends by itself,
-    # and by which label it is found again. A stopped one would hold disk, and Harbor never starts it again.
+    # and by which label it is found again. A stopped one would hold disk, and Harbor never starts it again. Others of
+    # the account may have a run of the same name; a server that is started anew keeps the label of the first.
     ours = {
         "daytona": {"auto_stop_interval_mins": minutes, "auto_delete_interval_mins": 0},
         "modal": {"sandbox_timeout_secs": min(60 * minutes, MODAL_DAY_SECONDS)},
     }.get(kind)
-    added: dict[str, Any] = {**ours, "labels": {"run": settings.run_name}} if ours else {}
+    added: dict[str, Any] = (
+        {**ours, "labels": {"run": run_label(folder) or secrets.token_hex(16)}} if ours else {}
+    )
     return {name: value for name, value in added.items() if name in known}
 
 
 def _gke(settings: Settings, folder: Path, harbor: Path) -> dict[str, Any]:
+    own = settings.gke_cloud_build_config_path
+    if own and not own.is_file():
+        raise BadInputError(
+            "the Cloud Build config is missing",
+            expected="a file",
+            found=own,
+            where="GKE_CLOUD_BUILD_CONFIG_PATH",
+        )
     given = {name: getattr(settings, f"gke_{name}") for name in GKE}
     manifest, *accounts = (given[name] for name in GKE[-3:])
     if manifest and not (all(accounts) and manifest.is_file()):

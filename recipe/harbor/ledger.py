@@ -19,6 +19,8 @@ from recipe.errors import RecipeError
 from recipe.events import Event
 
 SHOWN = 5  # names of orphans in an error; the events have all
+# What a file raises that is not what it should be: another form, nested too deeply.
+BROKEN = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass
@@ -32,7 +34,10 @@ class Ledger:
 
     def take(self, event: Event) -> Sequence[Event]:
         """Learns from the run's events what was told before, by an earlier launcher."""
-        if event["kind"] == "sandbox":
+        whole = {"trial_name", "task", "state"} <= event.keys() and isinstance(
+            event.get("time"), (int, float)
+        )
+        if event.get("kind") == "sandbox" and whole:
             self._learn([event])
         return ()
 
@@ -42,7 +47,9 @@ class Ledger:
 
     def close(self) -> list[Event]:
         """The last look, once the agent server is gone: what is still open is an orphan."""
-        told, now = [*self.tick(), *self._learn([*self._deleted(at_the_end=True)])], time.time()
+        told = self.tick()
+        told += self._learn([*self._deleted(at_the_end=True)])
+        now = time.time()
         return told + [self._event(one, "orphan", now, now - one["time"]) for one in self._open.values()]
 
     def _learn(self, events: list[Event]) -> list[Event]:
@@ -54,29 +61,29 @@ class Ledger:
         return events
 
     def _created(self) -> Iterator[Event]:
-        if not self.trials_dir.is_dir():
-            return
-        with os.scandir(self.trials_dir) as entries:
+        new = []
+        # It may be missing, or out of reach for a while.
+        with suppress(OSError), os.scandir(self.trials_dir) as entries:
             new = [entry.name for entry in entries if entry.name not in self._known]
         for name in new:
             path = self.trials_dir / name / "config.json"
-            with suppress(OSError, ValueError, TypeError, KeyError):  # not there, or not whole
+            with suppress(OSError, *BROKEN):  # not there, or not whole
                 task = json.loads(path.read_text())["task"]
                 facts = {"trial_name": name, "task": Path(task.get("path") or task["name"]).name}
-                yield self._event(facts, "created", path.stat().st_mtime)
+                yield self._event(facts, "created", _written(path))
 
     def _deleted(self, *, at_the_end: bool) -> Iterator[Event]:
         for name, created in self._open.items():
             path = self.trials_dir / name / "result.json"
             with suppress(OSError):
-                ended = path.stat().st_mtime
+                ended = _written(path)
                 seconds = ended - created["time"]
                 try:
                     seconds = _seconds(path)
                 except ValueError:
                     if not at_the_end:  # it is being written
                         continue
-                except (KeyError, TypeError):  # it does not tell
+                except BROKEN:  # it does not tell
                     pass
                 yield self._event(created, "deleted", ended, seconds)
 
@@ -98,6 +105,11 @@ def refuse_orphans(events: Sequence[Event], run_name: str) -> None:
             found=f"{len(orphans)} without: {', '.join(orphans[:SHOWN])}{more}",
             run=f"recipe sandboxes clean --run {run_name} --delete",
         )
+
+
+def _written(path: Path) -> float:
+    """When, in unix seconds; a file server's clock may be ahead of ours, and nothing is written in the future."""
+    return min(path.stat().st_mtime, time.time())
 
 
 def _seconds(path: Path) -> float:

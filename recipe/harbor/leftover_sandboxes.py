@@ -6,7 +6,6 @@ Only what carries Harbor's marks is ever seen; a run's own are known by its labe
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import time
@@ -14,16 +13,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Protocol
 
 from recipe.drift.programs import ask, last_line
 from recipe.errors import BadInputError, RecipeError
-from recipe.harbor import backends
-from recipe.harbor.daytona import Daytona
+from recipe.gke.calls import kubectl_words
+from recipe.harbor import backends, environment_config, scratch
+from recipe.harbor.daytona import Daytona, in_form
 from recipe.harbor.install import installed
-from recipe.harbor.scratch import default_root, sweep
 from recipe.pins import load_pins
 from recipe.settings import Settings
 
@@ -35,17 +33,26 @@ PROGRAM_SECONDS = 120.0
 PAUSES = (0.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 AT_ONCE = 8  # deletions; more would only meet the backends' rate limits
 PROJECT, FILES = (f"com.docker.compose.project{suffix}" for suffix in ("", ".config_files"))
-HARBORS_FILES = "/harbor/environments/docker/"  # where its Compose files lie in any installation
+# Those of its Compose files that are always in use, in a checkout or as a package.
+HARBORS_FILE = re.compile(
+    r".*/(src|site-packages)/harbor/environments/docker/docker-compose-(base|build|prebuilt)\.yaml"
+).fullmatch
+NAME = re.compile(r"\w[\w-]*(\.[\w-]+)*", re.ASCII).fullmatch  # it goes into addresses and command lines
+TASK_CHARACTERS = 32  # of a task's name in its trial's
 
 
 @dataclass(frozen=True)
 class Sandbox:
-    """`names`: what a trial's name may stand in; `run`: its run's label, where it has one."""
+    """`names`: what its trial's name may be; none where the backend knows none; `run`: its run's label, if any."""
 
     id: str
     state: str
-    names: Sequence[str]
+    names: Sequence[str | None]
     run: str | None = None
+
+    def __post_init__(self) -> None:
+        if not NAME(self.id):
+            raise ValueError(f"{self.id!r} is no name")
 
 
 class Host(Protocol):
@@ -63,7 +70,7 @@ class DaytonaHost:
         for one in self._daytona.sandboxes():
             labels, state = one.get("labels") or {}, str(one.get("state"))
             if DAYTONA_LABELS & set(labels) and state != "destroyed":
-                yield Sandbox(one["id"], state, [str(one.get("name")), *labels.values()], labels.get("run"))
+                yield Sandbox(one["id"], state, [one.get("name"), *labels.values()], labels.get("run"))
 
     def delete(self, sandbox: Sandbox) -> None:
         self._daytona.call("DELETE", f"/sandbox/{sandbox.id}")
@@ -76,7 +83,8 @@ class ModalHost:
     def sandboxes(self) -> Iterator[Sandbox]:
         for line in ask_modal(self.settings, "list").splitlines():
             told = json.loads(line)
-            yield Sandbox(told["id"], "running", [*told["tags"].values()], told["tags"].get("run"))
+            tags = told["tags"] or {}
+            yield Sandbox(told["id"], "running", [None, *tags.values()], tags.get("run"))
 
     def delete(self, sandbox: Sandbox) -> None:
         ask_modal(self.settings, "terminate", sandbox.id)
@@ -87,9 +95,8 @@ class GkeHost:
     settings: Settings
 
     def sandboxes(self) -> Iterator[Sandbox]:
-        for pod in json.loads(self._kubectl("get", "pods", "--selector=app=sandbox", "--output=json"))[
-            "items"
-        ]:
+        answer = self._kubectl("get", "pods", "--selector=app=sandbox", "--output=json")
+        for pod in json.loads(answer)["items"]:
             facts = pod["metadata"]
             state = "terminating" if "deletionTimestamp" in facts else pod["status"]["phase"].lower()
             yield Sandbox(facts["name"], state, [facts["name"]])
@@ -98,8 +105,7 @@ class GkeHost:
         self._kubectl("delete", "pod", sandbox.id, "--ignore-not-found", "--wait=false")
 
     def _kubectl(self, *words: str) -> str:
-        place = [f"--kubeconfig={self.settings.gke_kubeconfig}", f"--namespace={self.settings.gke_namespace}"]
-        return _output(["kubectl", *place, *words])
+        return _output([*kubectl_words(self.settings), *words])
 
 
 class DockerHost:
@@ -111,8 +117,8 @@ class DockerHost:
         columns = "\t".join(["{{.State}}", *(f'{{{{.Label "{name}"}}}}' for name in (PROJECT, FILES))])
         shown = _output(["docker", "ps", "--all", f"--filter=label={PROJECT}", f"--format={columns}"])
         rows = [line.split("\t") for line in shown.splitlines()]
-        for project, state in {name: state for state, name, files in rows if HARBORS_FILES in files}.items():
-            yield Sandbox(project, state, [project])
+        harbors = {name: state for state, name, files in rows if any(map(HARBORS_FILE, files.split(",")))}
+        yield from (Sandbox(project, state, [project]) for project, state in harbors.items())
 
     def delete(self, sandbox: Sandbox) -> None:
         words = ["down", "--volumes", "--remove-orphans", "--timeout=5"]
@@ -125,18 +131,11 @@ class LocalHost:
     def __init__(self, _settings: Settings) -> None: ...
 
     def sandboxes(self) -> Iterator[Sandbox]:
-        root = default_root()
-        for folder in root.iterdir() if root.is_dir() else ():
-            with suppress(OSError):  # it goes, or its owner lives and holds the lock
-                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-                try:
-                    flock(descriptor, LOCK_EX | LOCK_NB)
-                finally:
-                    os.close(descriptor)
-                yield Sandbox(folder.name, "left", ())
+        yield from (Sandbox(name, "left", ()) for name in scratch.left(scratch.default_root()))
 
-    def delete(self, sandbox: Sandbox) -> None:  # noqa: ARG002 - all go at once
-        sweep(default_root())
+    def delete(self, sandbox: Sandbox) -> None:
+        if why := scratch.remove_left(scratch.default_root(), sandbox.id).get(sandbox.id):
+            raise RecipeError("a sandbox's folder can't be removed", found=why)
 
 
 HOSTS: Mapping[str, Callable[[Settings], Host]] = {
@@ -158,19 +157,35 @@ def host_of(settings: Settings) -> Host:
     return HOSTS[name](settings)
 
 
+def listed(host: Host) -> list[Sandbox]:
+    """All of Harbor's there. Raises RecipeError where the backend does not tell, or in another form."""
+    with in_form(type(host).__name__.removesuffix("Host")):
+        return list(host.sandboxes())
+
+
 def of_run(host: Host, run: Path) -> list[Sandbox]:
     """Those of the run in the folder `run`. Raises RecipeError as the backend does."""
-    trials = run / "trials"
-    names = {_plain(entry.name) for entry in (os.scandir(trials) if trials.is_dir() else ())}
-    return [one for one in host.sandboxes() if _belongs(one, run.name, names)]
+    label, found = environment_config.run_label(run / "launcher"), (run / "trials").glob("*/config.json")
+    trials = {_plain(path.parent.name) for path in found} - {""}
+    return [one for one in listed(host) if _belongs(one, label, trials)]
 
 
-def _belongs(sandbox: Sandbox, run_name: str, trials: set[str]) -> bool:
-    if sandbox.run is not None or not sandbox.names:  # a backend without names knows nothing of runs
-        return sandbox.run in (run_name, None)
-    words = [_plain(name).split("-") for name in sandbox.names]
-    parts = ("-".join(of[i:j]) for of in words for j in range(1, len(of) + 1) for i in range(j))
-    return any(part in trials for part in parts)
+def _belongs(sandbox: Sandbox, label: str | None, trials: set[str]) -> bool:
+    if sandbox.run is not None:
+        return sandbox.run == label
+    if not sandbox.names:  # a backend without names knows nothing of runs
+        return True
+    return any(_names(_plain(name).split("-"), trials) for name in sandbox.names if isinstance(name, str))
+
+
+def _names(words: list[str], trials: set[str]) -> bool:
+    """Whether they begin with a trial's name, as Harbor writes it, or with that after its task's."""
+    for start in range(len(words)):
+        task = "-".join(words[:start])[:TASK_CHARACTERS].strip("-")
+        begins = ("-".join(words[start:end]) for end in range(start + 1, len(words) + 1))
+        if any(name in trials and name.startswith(task) for name in begins):
+            return True
+    return False
 
 
 def _plain(name: str) -> str:
@@ -186,7 +201,7 @@ def delete(host: Host, chosen: Sequence[Sandbox]) -> dict[str, str]:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             why = dict(zip(left, pool.map(lambda one: _refusal(host, one), left.values()), strict=True))
         with suppress(RecipeError):  # a list that fails tells nothing of what is left
-            there = {one.id: one for one in host.sandboxes()}
+            there = {one.id: one for one in listed(host)}
             left = {name: there[name] for name in left if name in there}
         if not left:
             break

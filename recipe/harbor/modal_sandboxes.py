@@ -19,6 +19,8 @@ APP = "__harbor__"  # Harbor's name for it
 
 def main(command: str, sandbox: str = "") -> None:
     """Prints the answer. A failure is the client's own exception, on stderr, and exit code 1."""
+    answers = sys.stdout
+    sys.stdout = sys.stderr  # for whatever the client has to say
     modal.Client.from_env().hello()
     if command == "list":
         try:
@@ -26,7 +28,7 @@ def main(command: str, sandbox: str = "") -> None:
         except modal.exception.NotFoundError:  # no sandbox was ever made
             return
         for one in modal.Sandbox.list(app_id=app.app_id):
-            print(json.dumps({"id": one.object_id, "tags": one.get_tags()}))
+            print(json.dumps({"id": one.object_id, "tags": one.get_tags()}), file=answers)
     elif command == "terminate":
         modal.Sandbox.from_id(sandbox).terminate()
 

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from recipe.errors import BadInputError
+from recipe.harbor.ledger import BROKEN
 from recipe.resolve import load_sources, restore
 from recipe.run.folder import RunFolder
 from recipe.settings import Settings
@@ -45,7 +46,7 @@ def clean(
 
     settings, folder = _chosen(run, backend, everything=everything)
     host, left = leftover_sandboxes.host_of(settings), {}
-    found = leftover_sandboxes.of_run(host, folder) if folder else list(host.sandboxes())
+    found = leftover_sandboxes.of_run(host, folder) if folder else leftover_sandboxes.listed(host)
     if delete and found:
         # A run that somebody still follows needs its sandboxes.
         with RunFolder(folder).locked() if folder else contextlib.nullcontext():
@@ -65,6 +66,25 @@ def clean(
     sys.exit(int(bool(left)))
 
 
+def _as_started(folder: Path, settings: Settings, backend: str) -> Settings:
+    """The run's settings, with the secrets of now; `settings` for one that never got a job, and so no sandbox."""
+    path = folder / "launcher" / "job.json"
+    try:
+        return restore(json.loads(path.read_text())["settings"])
+    except FileNotFoundError:
+        return settings
+    except (BadInputError, OSError, *BROKEN) as error:
+        if backend:
+            return settings
+        raise BadInputError(
+            "the run's job file can't be read, so nobody knows where its sandboxes were",
+            expected="its settings",
+            found=error.problem if isinstance(error, BadInputError) else type(error).__name__,
+            where=path,
+            run="the same command with --backend",
+        ) from None
+
+
 def _chosen(run: str, backend: str, *, everything: bool) -> tuple[Settings, Path | None]:
     """The settings, and the run's folder unless it is about all. Raises BadInputError when there is no such run."""
     if run and everything:
@@ -73,9 +93,8 @@ def _chosen(run: str, backend: str, *, everything: bool) -> tuple[Settings, Path
     if not everything:
         named = Path(run).absolute() if "/" in run else settings.runs_root / run
         folder = named if run else latest_run(settings.runs_root)
-        if not folder.is_dir():
-            raise BadInputError("there is no such run", expected="a run's name or folder", found=folder)
-        # As the run was started, with the secrets of now; one that never got a job is asked for as one would be.
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            settings = restore(json.loads((folder / "launcher" / "job.json").read_text())["settings"])
+        if not (folder / "run_manifest.json").is_file() or not (folder / "launcher").is_dir():
+            needed = "a run's name or folder, with run_manifest.json and launcher/"
+            raise BadInputError("there is no such run", expected=needed, found=folder)
+        settings = _as_started(folder, settings, backend)
     return settings.model_copy(update={"sandbox_backend": backend} if backend else {}), folder

@@ -1,7 +1,6 @@
 """A sandbox's folder on the host: made, held by a lock for as long as its owner lives, removed, swept.
 
     SCRATCH_ROOT/<sandbox>/          locked (flock) by the process that runs the sandbox
-        cgroups                      the groups made for it, one a line
         session                      number of its processes' session
         disk/                        where the sandbox's own file system is, for its processes alone
 
@@ -13,7 +12,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
+import re
+import shlex
 import shutil
 import stat
 import tempfile
@@ -21,8 +23,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipe.errors import BadInputError
+from recipe.errors import BadInputError, RecipeError
 from recipe.harbor import cgroups, session
+
+log = logging.getLogger(__name__)
+OF_SANDBOX = re.compile(r"[0-9]+-\w+")  # its owner's pid, and what mkdtemp adds
 
 
 def default_root() -> Path:
@@ -61,7 +66,6 @@ class Scratch:
 
     def _fill(self, owner: int | None) -> None:
         self.path.chmod(0o711)
-        (self.path / "cgroups").write_text("".join(f"{group}\n" for group in self.cgroups))
         self.disk.mkdir()
         if owner is not None:
             _give(self.disk, owner)
@@ -78,28 +82,55 @@ class Scratch:
 def sweep(root: Path) -> int:
     """Ends and removes what dead owners left below `root`: processes, cgroups and folders of sandboxes.
 
-    Returns how many sandboxes' it was.
+    Returns how many sandboxes' it was; what can't be removed is logged and stays. Raises BadInputError for a root
+    that is not safely ours.
     """
-    if not root.is_dir():
-        return 0
-    dead = []
+    return sum(not why for why in remove_left(root).values())
+
+
+def left(root: Path) -> list[str]:
+    """The folders below `root` whose owners are dead. Raises BadInputError for a root that is not safely ours."""
+    claimed = _claim(root)
+    for lock in claimed.values():
+        os.close(lock)
+    return [path.name for path in claimed]
+
+
+def remove_left(root: Path, only: str = "") -> dict[str, str]:
+    """As `sweep`, or one folder alone: by its name why it is still there, or nothing."""
+    reasons = {}
+    for path, lock in _claim(root, only).items():
+        try:
+            session.end_recorded(path)
+            cgroups.remove(cgroups.planned(path.name))
+            shutil.rmtree(path)
+            reasons[path.name] = ""
+        except (OSError, RecipeError) as error:
+            log.warning("what a dead run left stays: %s: %s", path, error)
+            reasons[path.name] = f"{error}".replace("\n", " ")
+        finally:
+            os.close(lock)
+    return reasons
+
+
+def _claim(root: Path, only: str = "") -> dict[Path, int]:
+    """The folders that `create` made and nobody holds, and their locks, which are ours from here on."""
+    claimed: dict[Path, int] = {}
+    try:
+        _require_ours(root)
+    except FileNotFoundError:
+        return claimed
     with _locked(root, fcntl.LOCK_EX):  # nobody is between making a folder and locking it
         for path in root.iterdir():
-            with contextlib.suppress(OSError):
-                dead.append((path, _lock(path)))
-    for path, lock in dead:
-        session.end_recorded(path)
-        with contextlib.suppress(FileNotFoundError):
-            cgroups.remove(map(Path, (path / "cgroups").read_text().splitlines()))
-        shutil.rmtree(path)
-        os.close(lock)
-    return len(dead)
+            if OF_SANDBOX.fullmatch(path.name) and only in ("", path.name):
+                with contextlib.suppress(OSError):  # it goes, it is a file or a link, or its owner lives
+                    if path.lstat().st_uid == os.geteuid():
+                        claimed[path] = _lock(path)
+    return claimed
 
 
-def _prepare(root: Path, owner: int | None) -> None:
-    with contextlib.suppress(FileExistsError):
-        root.mkdir(parents=True)
-        root.chmod(0o711)
+def _require_ours(root: Path) -> None:
+    """Else somebody else could say what is removed: by a link, or by what lies in the folder."""
     found = root.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise BadInputError(
@@ -107,8 +138,15 @@ def _prepare(root: Path, owner: int | None) -> None:
             expected=f"a folder that only uid {os.geteuid()} can write to",
             found=f"uid {found.st_uid}, mode {stat.filemode(found.st_mode)}",
             where=root,
-            run=f"rm -r {root}, or set TMPDIR to another folder",
+            run=f"rm -r {shlex.quote(str(root))}, or set TMPDIR to another folder",
         )
+
+
+def _prepare(root: Path, owner: int | None) -> None:
+    with contextlib.suppress(FileExistsError):
+        root.mkdir(parents=True)
+        root.chmod(0o711)
+    _require_ours(root)
     closed = [folder for folder in (root, *root.resolve().parents) if not folder.stat().st_mode & 0o001]
     if owner is not None and closed:
         raise BadInputError(
@@ -137,7 +175,7 @@ def _give(folder: Path, owner: int) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path, kind: int) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, kind)
         yield

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 from doctor.node_facts import nodes, settings_of
 
+from recipe.doctor import checks
 from recipe.doctor import report as doctor
 from recipe.doctor.nodes import judge
 from recipe.doctor.report import NAMES, report
 from recipe.doctor.symptoms import START, markdown
-from recipe.errors import BadInputError
+from recipe.errors import BadInputError, RecipeError
 from recipe.resolve import load
+from recipe.run import dashboard
 
 PAGE = Path(__file__).parents[2] / "docs" / "symptoms.md"
 
@@ -47,8 +49,48 @@ def test_a_failure_is_the_exit_code_and_names_what_to_run(empty_folder, capsys):
 def test_what_is_skipped_fails_no_more_and_is_shown(empty_folder, capsys):
     (empty_folder / "runs/used").mkdir(parents=True)
     settings = load("smoke", ["RUN_NAME=used"])
-    assert report(settings, only=["run folder"], skip=["run folder"], as_json=True) == 0
+    assert report(settings, only=["run folder", "tasks"], skip=["run folder"], as_json=True) == 0
     assert results(capsys)["run folder"]["found"] == "as asked"
+
+
+def test_what_was_chosen_and_could_not_be_checked_is_no_success(empty_folder, capsys):
+    assert report(settings_of("SANDBOX_BACKEND=docker"), only=["sandbox account"]) == 1
+    assert "none of what was chosen could be checked" in capsys.readouterr().out
+    assert report(settings_of(), only=["HF token", "clock"], cluster=False) == 1
+    # Of the other engine.
+    assert report(load("smoke"), only=["model"]) == 1
+
+
+def test_a_check_that_fails_itself_costs_no_other_row_and_shows_no_key(empty_folder, capsys, monkeypatch):
+    def broken(_settings):
+        """It holds."""
+        yield from json.loads('"dtn_SECRET')
+
+    def refused(_settings):
+        """It holds."""
+        raise RecipeError("a service is away", found="503")
+        yield
+
+    odd = (checks.Check("tasks", broken, ""), checks.Check("weights", refused, ""))
+    chosen = [check for check in checks.CHECKS if check.name == "runs root"]
+    monkeypatch.setattr(checks, "CHECKS", (*odd, *chosen))
+    assert report(load("smoke"), as_json=True) == 1
+    told = results(capsys)
+    assert [(one["verdict"]) for one in told.values()] == ["FAIL", "FAIL", "ok"]
+    assert told["tasks"]["found"].startswith("the check itself failed: JSONDecodeError in ")
+    assert told["weights"]["found"] == "a service is away: 503"
+    assert "SECRET" not in str(told)
+
+
+def test_a_cluster_that_makes_its_check_fail_is_a_row(monkeypatch, capsys):
+    def broken(_settings):
+        raise TypeError("odd")
+
+    monkeypatch.setattr(dashboard, "find_ray", broken)
+    assert report(settings_of(), only=["Ray", "clock"], as_json=True) == 1
+    told = results(capsys)
+    assert told["Ray"]["found"].startswith("the check itself failed: TypeError in broken")
+    assert told["clock"]["verdict"] == "skip"
 
 
 @pytest.mark.parametrize("options", [{"only": ["memlok"]}, {"skip": ["memlok"]}])

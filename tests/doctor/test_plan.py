@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from recipe.doctor import plan, plan_report, shapes
 from recipe.errors import BadInputError
 from recipe.events import EventLog
 from recipe.resolve import load, load_sources
+from recipe.untrusted import size
 
 GIB = 1024**3
 # One expert: gate, up and down, 4096 x 2048 each. Attention: q, o 4096 x 4096, k, v 4096 x 1024, r 4096 x 512.
@@ -220,3 +223,27 @@ def test_a_run_without_a_rollout_is_refused(empty_folder):
     (empty_folder / "run_manifest.json").write_text(json.dumps(facts))
     with pytest.raises(BadInputError, match="nothing to compare"):
         plan_report.report(settings, Console(quiet=True), run=empty_folder)
+
+
+@pytest.mark.parametrize("manifest", ["[]", '{"settings": null}', '{"settings": {"lr": 3}}'])
+def test_a_run_that_recorded_no_settings_is_refused(empty_folder, manifest):
+    (empty_folder / "run_manifest.json").write_text(manifest)
+    with pytest.raises(BadInputError, match="recorded no settings"):
+        plan_report.report(load_sources(), Console(quiet=True), run=empty_folder)
+
+
+def test_only_the_files_of_a_trial_have_a_size(tmp_path, monkeypatch):
+    (tmp_path / "log").write_bytes(bytes(100))
+    (tmp_path / "gone").write_bytes(bytes(100))
+    (tmp_path / "link").symlink_to(sys.executable)
+    (tmp_path / "loop").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    look = Path.lstat
+
+    def vanishing(path):
+        if path.name == "gone":
+            path.unlink()
+        return look(path)
+
+    monkeypatch.setattr(Path, "lstat", vanishing)
+    assert size(tmp_path) == 100

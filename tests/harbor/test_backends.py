@@ -10,6 +10,7 @@ from standin.harbor_checkout import settings_of
 from recipe.errors import BadInputError
 from recipe.harbor import backends
 from recipe.pins import PROJECT_ROOT
+from recipe.resolve import load_sources
 
 KEY = {"daytona_api_key": "planted-1"}
 TOKENS = {"modal_token_id": "planted-2", "modal_token_secret": "planted-3"}
@@ -144,3 +145,52 @@ def test_the_page_of_the_backends_has_a_row_for_each_and_is_as_the_table_writes_
         assert f"\n| {name} | " in page
     with pytest.raises(BadInputError, match="lost its mark"):
         backends.markdown("# Sandboxes\n")
+
+
+def test_a_local_sandbox_needs_some_memory() -> None:
+    assert not refusals("local", sandbox_memory_mb="64")
+    assert not refusals("docker", sandbox_memory_mb="63")[1:]
+    (refused,) = refusals("local", sandbox_memory_mb="63")
+    assert refused.facts["found"] == "63"
+
+
+def test_what_is_wrong_on_any_machine_is_told_apart_from_what_is_missing_here() -> None:
+    def of(backend: str, **values: str) -> list[str]:
+        settings = settings_of(Path("/none"), sandbox_backend=backend, **values)
+        return [error.problem for error in backends.given(settings)]
+
+    assert of("gke") == ["the backend gke needs to know its cluster"]
+    assert of("gke", **GKE) == of("daytona") == of("modal") == of("docker") == of("e2b") == []
+    assert len(of("daytona", daytona_auto_stop_min="1")) == 1
+    gke = settings_of(Path("/none"), sandbox_backend="gke")
+    assert not any("to know its cluster" in error.problem for error in backends.here(gke))
+
+
+@pytest.mark.parametrize("name", ["daytona_api_key", "modal_token_id", "modal_token_secret"])
+def test_a_secret_that_no_header_can_hold_is_refused_and_not_shown(
+    name: str, empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name.upper(), " dtn_SECRET\n")
+    assert getattr(load_sources(), name).get_secret_value() == "dtn_SECRET"
+    for bad in ("dtn_SECRET\x01x", "dtn_SECRET x", '"dtn_SECRET"', "dtn_SECRETé", " "):
+        monkeypatch.setenv(name.upper(), bad)
+        with pytest.raises(BadInputError, match=f"{name.upper()} has a bad value") as refused:
+            load_sources()
+        assert "dtn_" not in str(refused.value)
+        assert refused.value.facts["found"] == "(secret)"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("SANDBOX_BACKEND", value) for value in ("-x", "1x", "A")),
+        *(
+            (name, value)
+            for name in ("SANDBOX_HOURS_MAX", "SANDBOX_HOUR_PRICE")
+            for value in ("inf", "nan", "1e999")
+        ),
+    ],
+)
+def test_no_option_is_a_backend_and_no_sum_is_without_end(empty_folder: Path, name: str, value: str) -> None:
+    with pytest.raises(BadInputError, match=f"{name} has a bad value"):
+        load_sources([f"{name}={value}"])

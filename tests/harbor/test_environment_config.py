@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,9 @@ def test_the_build_config_is_harbors_without_the_bucket_of_its_maintainers(
     with pytest.raises(BadInputError, match="Cloud Build config can't be read"):
         written(tmp_path, harbor, "gke", **CLUSTER)
     own = tmp_path / "own.yaml"
+    with pytest.raises(BadInputError, match="Cloud Build config is missing"):
+        written(tmp_path, harbor, "gke", **CLUSTER, gke_cloud_build_config_path=own)
+    own.write_text("steps: []\n")
     told = written(tmp_path, harbor, "gke", **CLUSTER, gke_cloud_build_config_path=own)
     assert told["kwargs"]["cloud_build_config_path"] == str(own)
 
@@ -183,15 +187,25 @@ def test_prebuilt_images_want_all_three_settings_and_a_file(tmp_path: Path, harb
     [
         (
             "daytona",
-            {"auto_stop_interval_mins": 210, "auto_delete_interval_mins": 0, "labels": {"run": "one"}},
+            {"auto_stop_interval_mins": 210, "auto_delete_interval_mins": 0},
         ),
-        ("modal", {"sandbox_timeout_secs": 12600, "labels": {"run": "one"}}),
+        ("modal", {"sandbox_timeout_secs": 12600}),
     ],
 )
 def test_left_sandboxes_end_by_themselves_and_are_known_by_their_run(
     tmp_path: Path, real_harbor: Path, backend: str, expected: dict[str, Any]
 ) -> None:
-    assert written(tmp_path, real_harbor, backend)["kwargs"] == expected
+    assert environment_config.run_label(tmp_path) is None
+    kwargs = written(tmp_path, real_harbor, backend)["kwargs"]
+    label = environment_config.run_label(tmp_path)
+    assert kwargs == expected | {"labels": {"run": label}}
+    # Of this run alone, whatever it is called, and for as long as it lasts.
+    assert re.fullmatch("[0-9a-f]{32}", label)
+    assert written(tmp_path, real_harbor, backend)["kwargs"] == kwargs
+    for broken in ("[]", "5", "{", '{"kwargs": null}', "[" * 100000):
+        (tmp_path / environment_config.FILE).write_text(broken)
+        assert environment_config.run_label(tmp_path) is None
+    assert written(tmp_path, real_harbor, backend)["kwargs"]["labels"]["run"] != label
     longer = written(
         tmp_path, real_harbor, backend, harbor_agent_call_timeout_sec=90000, rollout_timeout_sec=10**6
     )

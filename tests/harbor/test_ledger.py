@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -133,3 +134,80 @@ def test_a_second_launcher_tells_nothing_twice(tmp_path: Path) -> None:
     assert second.tick() == []
     end(tmp_path / "open")
     assert states(second.tick()) == [("open", "deleted")]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        b'{"task": "hello"}',
+        b'{"task": ["a"]}',
+        b"[1]",
+        b"5",
+        b'{"task": {"path": 5}}',
+        b"[" * 100000,
+        b"\xff{}",
+    ],
+)
+def test_a_broken_configuration_tells_no_sandbox_and_ends_nothing(tmp_path: Path, config: bytes) -> None:
+    (make_trial(tmp_path, "bad") / "config.json").write_bytes(config)
+    make_trial(tmp_path, "good")
+    ledger = Ledger(tmp_path, "docker")
+    assert states(ledger.tick()) == [("good", "created")]
+    assert states(ledger.close()) == [("good", "orphan")]
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        b"[]",
+        b"5",
+        b"[" * 100000,
+        b'{"environment_setup": "x", "finished_at": 1}',
+        b'{"environment_setup": {"started_at": 5}, "finished_at": "2026-01-01T01:00:00"}',
+    ],
+)
+def test_a_broken_result_is_still_the_end_of_its_sandbox(tmp_path: Path, result: bytes) -> None:
+    ledger = Ledger(tmp_path, "docker")
+    folder = make_trial(tmp_path, "one")
+    ledger.tick()
+    (folder / "result.json").write_bytes(result)
+    assert states(ledger.tick()) == [("one", "deleted")]
+    assert ledger.close() == []
+
+
+def test_trials_that_are_out_of_reach_do_not_hide_how_a_run_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    ledger = Ledger(tmp_path, "docker")
+    make_trial(tmp_path, "one")
+    ledger.tick()
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert states(ledger.close()) == [("one", "orphan")]
+
+
+def test_nothing_happens_in_the_future(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, "daytona")
+    folder, ahead = make_trial(tmp_path, "one"), time.time() + 7200
+    os.utime(folder / "config.json", (ahead, ahead))
+    told = ledger.tick()
+    end(folder, finished_at=None)
+    os.utime(folder / "result.json", (ahead, ahead))
+    told += ledger.tick()
+    assert states(told) == [("one", "created"), ("one", "deleted")]
+    assert all(event["time"] <= time.time() for event in told)
+    assert told[1]["seconds"] < 60
+
+
+def test_a_damaged_event_of_an_earlier_launcher_is_passed_over(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, "daytona")
+    for event in (
+        {"kind": "sandbox"},
+        {"kind": "sandbox", "trial_name": "x", "task": "t", "state": "created", "time": "now"},
+        {"kind": "sandbox", "trial_name": "x", "state": "created"},
+        {},
+    ):
+        assert list(ledger.take(event)) == []
+    assert ledger.close() == []

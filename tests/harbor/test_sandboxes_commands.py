@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -13,18 +14,23 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import httpx
 import pytest
+from pydantic import SecretStr
 from typer.testing import CliRunner, Result
 
 from recipe.errors import BadInputError, RecipeError
 from recipe.harbor import daytona, leftover_sandboxes, sandboxes_commands
 from recipe.pins import load_pins
+from recipe.resolve import load_sources
 
 KEY = "dtn_planted"
 RUN = "one"
+LABEL = "0123456789abcdef"
 TRIALS = ("write-greeting__AbC1234", "sort-lines__xyz0001")
 
 
@@ -38,7 +44,9 @@ def root(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run = empty_folder / "runs" / RUN
     for name in TRIALS:
         (run / "trials" / name).mkdir(parents=True)
+        (run / "trials" / name / "config.json").touch()
     (run / "launcher").mkdir()
+    (run / "launcher" / "environment.json").write_text(json.dumps({"kwargs": {"labels": {"run": LABEL}}}))
     (run / "run_manifest.json").write_text('{"started": "2026-01-01"}')
     return empty_folder
 
@@ -66,8 +74,8 @@ class Account:
         self.sandboxes = {
             "s1": sandbox("s1", {"harbor.managed": "true", "harbor.session_id": f"{TRIALS[0]}__env"}),
             "s2": sandbox("s2", {"harbor_owner_uid": f"sort-lines-{TRIALS[1]}-0123"}),
-            "s3": sandbox("s3", {"harbor.managed": "true", "run": RUN}),
-            "s4": sandbox("s4", {"harbor.managed": "true", "run": "another", "harbor.session_id": TRIALS[0]}),
+            "s3": sandbox("s3", {"harbor.managed": "true", "run": LABEL}),
+            "s4": sandbox("s4", {"harbor.managed": "true", "run": RUN, "harbor.session_id": TRIALS[0]}),
             "s5": sandbox(
                 "s5", {"harbor.managed": "true", "harbor.session_id": "write-greeting__Zzz9999__env"}
             ),
@@ -76,6 +84,7 @@ class Account:
         self.stuck: set[str] = set()
         self.busy = 0  # answers of "too many requests" that are still to come
         self.one_list = False
+        self.says: Any = None  # in place of the list
         self.asked: list[str] = []
 
 
@@ -104,6 +113,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def page(self) -> tuple[int, Any]:
         items = list(self.account.sandboxes.values())
+        if self.account.says is not None:
+            return 200, self.account.says
         if self.account.one_list:
             return 200, items
         start = int(parse_qs(urlsplit(self.path).query).get("cursor", ["0"])[0])
@@ -120,7 +131,7 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, status: int, data: Any) -> None:
         self.send_response(status)
         self.end_headers()
-        self.wfile.write(json.dumps(data).encode())
+        self.wfile.write(data if isinstance(data, bytes) else json.dumps(data).encode())
 
     def log_message(self, *_: object) -> None: ...
 
@@ -205,6 +216,83 @@ def test_a_refused_key_is_told_and_not_shown(account: Account, monkeypatch: pyte
     assert account.asked == ["GET /api/sandbox?limit=200"]
 
 
+@pytest.mark.parametrize(
+    "says",
+    [
+        b"null",
+        3,
+        "abc",
+        {},
+        {"items": None},
+        ["a"],
+        [{"labels": {"harbor.managed": "1"}}],
+        b"[" * 100000,
+        b"<html>",
+    ]
+    + [[{"id": bad, "labels": {"harbor.managed": "1"}}] for bad in (5, "../organizations/1", "-x", "")]
+    + [[{"id": "x", "labels": [["harbor.managed"]]}]],
+)
+def test_a_list_of_another_form_is_told_and_deletes_nothing(account: Account, says: Any) -> None:
+    account.says = says
+    error = sandboxes("clean", "--all", "--delete").exception
+    assert isinstance(error, RecipeError)
+    assert "answers in another form" in str(error) or "does not answer" in str(error)
+    assert not any(line.startswith("DELETE") for line in account.asked)
+
+
+def test_labels_without_a_value_are_passed_over(account: Account) -> None:
+    account.says = [
+        {"id": "x", "name": None, "labels": {"harbor.managed": None}},
+        {"id": "y", "labels": None},
+    ]
+    assert ids(told("list")) == []
+    assert ids(told("list", "--all")) == ["x"]
+
+
+def test_a_colleagues_run_of_the_same_name_is_not_ours(root: Path, account: Account) -> None:
+    account.says = [sandbox("theirs", {"harbor.managed": "true", "run": RUN})]
+    assert ids(told("list")) == []
+    (root / "runs" / RUN / "launcher" / "environment.json").write_text("[")
+    assert ids(told("list")) == []
+
+
+def test_a_service_that_sends_byte_by_byte_is_given_up(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = threading.Event()
+
+    def drip(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1000")
+        handler.end_headers()
+        with contextlib.suppress(OSError):
+            while not stop.wait(0.05):
+                handler.wfile.write(b" ")
+                handler.wfile.flush()
+
+    monkeypatch.setattr(Handler, "do_GET", drip)
+    monkeypatch.setattr(daytona, "ANSWER_SECONDS", 0.3)
+    try:
+        assert "TimeoutError" in str(sandboxes("list").exception)
+    finally:
+        stop.set()
+
+
+def test_a_listing_that_takes_too_long_is_given_up(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daytona, "LISTING_SECONDS", 0.0)
+    assert "has no end" in str(sandboxes("list").exception)
+
+
+def test_a_key_that_no_header_can_hold_is_never_shown() -> None:
+    key = "dtn_SECRET\n"
+    settings = load_sources().model_copy(update={"daytona_api_key": SecretStr(key)})
+    with pytest.raises(RecipeError) as failed:
+        daytona.Daytona(settings, patient=False).call("DELETE", "/x")
+    assert "SECRET" not in str(failed.value)
+    told = daytona.told(httpx.LocalProtocolError(f"Illegal header value {key!r}"))
+    assert told == "LocalProtocolError"
+
+
 def test_a_list_without_an_end_is_told(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daytona, "PAGES", 2)
     assert "has no end" in str(sandboxes("list").exception)
@@ -229,16 +317,25 @@ def program(root: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str],
     return make
 
 
+FOREIGN_FILES = (
+    "/home/somebody/docker-compose.yaml",
+    "/home/somebody/harbor/environments/docker/docker-compose.yaml",
+    "/home/somebody/harbor/environments/docker/docker-compose-build.yaml",
+    "/x/src/harbor/environments/docker/docker-compose-build.yaml/of/mine.yaml",
+)
+
+
 def test_docker_deletes_the_projects_of_harbors_compose_files(
     root: Path, program: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SANDBOX_BACKEND", "docker")
-    files = "/x/harbor/environments/docker/docker-compose-build.yaml"
+    files = "/x/src/harbor/environments/docker/docker-compose-build.yaml"
+    package = "/x/site-packages/harbor/environments/docker/docker-compose-prebuilt.yaml"
     rows = [
         ("running", "write-greeting__abc1234__env", f"/tmp/y.yaml,{files}"),
         ("exited", "write-greeting__abc1234__env", f"/tmp/y.yaml,{files}"),
-        ("running", "sort-lines__other__env", files),
-        ("running", TRIALS[1], "/home/somebody/docker-compose.yaml"),
+        ("running", "sort-lines__other__env", package),
+        *(("running", TRIALS[1], file) for file in FOREIGN_FILES),
     ]
     (root / "rows").write_text("".join("\t".join(row) + "\n" for row in rows))
     calls = program(
@@ -251,6 +348,9 @@ def test_docker_deletes_the_projects_of_harbors_compose_files(
     down = "docker compose --project-name=write-greeting__abc1234__env down --volumes --remove-orphans --timeout=5"
     assert [line for line in lines if "compose --" in line] == [down]
     assert ids(told("list", "--all")) == ["sort-lines__other__env"]
+    for line in ("null", "WARNING: no swap", "running\tx", f"running\t-x\t{files}"):
+        (root / "rows").write_text(f"{line}\n")
+        assert "Docker answers in another form" in str(sandboxes("list").exception)
 
 
 def test_gke_asks_for_the_pods_of_the_cluster_with_its_own_kubeconfig(
@@ -274,11 +374,21 @@ def test_gke_asks_for_the_pods_of_the_cluster_with_its_own_kubeconfig(
         {"id": "write-greeting-abc1234-env", "state": "terminating", "error": "still terminating"}
     ]
     assert answer["exit_code"] == 1
-    place = f"kubectl --kubeconfig={kubeconfig} --namespace=work"
+    place = f"kubectl --kubeconfig={kubeconfig} --context=gke_p-1_us-central1_c --namespace=work"
     assert set(calls.read_text().splitlines()) == {
         f"{place} get pods --selector=app=sandbox --output=json",
         f"{place} delete pod write-greeting-abc1234-env --ignore-not-found --wait=false",
     }
+    for answer in (
+        "null",
+        "3",
+        "{}",
+        '{"items": ["a"]}',
+        '{"items": [{"metadata": {"name": "-x"}}]}',
+        "W1: x\n{}",
+    ):
+        (root / "pods").write_text(answer)
+        assert "Gke answers in another form" in str(sandboxes("list").exception)
     program("kubectl", "echo 'error: Unauthorized' >&2; exit 1")
     assert sandboxes("list").exception.facts["found"] == "error: Unauthorized"
 
@@ -295,6 +405,7 @@ assert os.environ["MODAL_TOKEN_SECRET"] == "planted"
 exception = Of(NotFoundError=KeyError)
 class Client:
     def from_env():
+        print("WARNING: a newer client is there")
         return Of(hello=lambda: None)
 class App:
     def lookup(name):
@@ -323,7 +434,7 @@ def modal(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (site / "modal.py").write_text(MODAL)
     (home / "installed.json").touch()
     (root / "modal.json").write_text(
-        json.dumps({"sb-1": {"run": RUN}, "sb-2": {"harbor.session_id": "x__env"}})
+        json.dumps({"sb-1": {"run": LABEL}, "sb-2": {"harbor.session_id": "x__env"}})
     )
     return root / "modal.json"
 
@@ -333,6 +444,15 @@ def test_modal_is_asked_by_its_own_client_in_the_pinned_harbors_environment(moda
     answer = told("clean", "--delete")
     assert (ids(answer), answer["exit_code"]) == (["sb-1"], 0)
     assert list(json.loads(modal.read_text())) == ["sb-2"]
+
+
+@pytest.mark.parametrize("line", ["junk", '{"id": 1}', "[]", '{"id": "sb", "tags": ["a"]}'])
+def test_what_modals_client_says_in_another_form_is_told(
+    root: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.setattr(leftover_sandboxes, "ask_modal", lambda *_: f"{line}\n")
+    with pytest.raises(RecipeError, match="Modal answers in another form"):
+        leftover_sandboxes.listed(leftover_sandboxes.ModalHost(load_sources()))
 
 
 def test_without_the_pinned_harbor_modal_can_not_be_asked(
@@ -349,8 +469,9 @@ def test_local_folders_of_dead_servers_are_listed_and_swept_and_those_in_use_sta
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(root))
     scratch = root / f"inkling-grpo-{os.getuid()}"
+    scratch.mkdir()
     for name in ("1-living", "2-dead"):
-        (scratch / name).mkdir(parents=True)
+        (scratch / name).mkdir()
     living = os.open(scratch / "1-living", os.O_RDONLY)
     fcntl.flock(living, fcntl.LOCK_EX)
     try:
@@ -366,8 +487,6 @@ def test_local_folders_of_dead_servers_are_listed_and_swept_and_those_in_use_sta
 
 
 def test_a_runs_backend_is_that_of_its_own_settings(root: Path, account: Account) -> None:
-    from recipe.resolve import load_sources
-
     public = load_sources(["RUN_NAME=one"]).public()
     job = root / "runs" / RUN / "launcher" / "job.json"
     job.write_text(json.dumps({"settings": public | {"sandbox_backend": "e2b"}}))
@@ -375,6 +494,59 @@ def test_a_runs_backend_is_that_of_its_own_settings(root: Path, account: Account
     assert isinstance(error, BadInputError)
     assert error.facts["found"] == "e2b"
     assert ids(told("list", "--backend", "daytona")) == ["s1", "s2", "s3"]
+
+
+@pytest.mark.parametrize(
+    "job", ["[]", "5", '{"settings": null}', '{"settings": []}', "junk", "[" * 100000, "{}"]
+)
+def test_a_damaged_job_file_asks_for_the_backend(root: Path, account: Account, job: str) -> None:
+    (root / "runs" / RUN / "launcher" / "job.json").write_text(job)
+    error = sandboxes("clean", "--delete").exception
+    assert isinstance(error, BadInputError)
+    assert "--backend" in error.facts["run"]
+    assert not account.asked
+    assert ids(told("list", "--backend", "daytona")) == ["s1", "s2", "s3"]
+
+
+@pytest.mark.parametrize("run", [".", "..", "/etc", "./"])
+def test_a_folder_that_is_no_run_is_refused(root: Path, account: Account, run: str) -> None:
+    (root / "runs" / "job.log").touch()
+    error = sandboxes("clean", "--run", run, "--delete").exception
+    assert isinstance(error, BadInputError)
+    assert "no such run" in str(error)
+    assert not account.asked
+
+
+@pytest.mark.parametrize(
+    ("name", "of_run"),
+    [
+        ("write-greeting__AbC1234", True),
+        ("write-greeting__AbC1234__env", True),
+        ("write-greeting-abc1234-env", True),
+        ("write-greeting-write-greeting__AbC1234-0123", True),
+        ("prod-write-greeting__AbC1234", False),
+        ("write-greeting__AbC12345__env", False),
+        ("write-greeting", False),
+        ("prod-job-log-collector", False),
+        ("job.log", False),
+        ("no-config", False),
+        ("None", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_a_sandbox_is_a_runs_by_its_trials_whole_name_alone(
+    root: Path, name: str | None, of_run: bool
+) -> None:
+    run = root / "runs" / RUN
+    (run / "trials" / "job.log").touch()
+    (run / "trials" / "no-config").mkdir()
+    for nameless in ("__", "..."):
+        (run / "trials" / nameless).mkdir()
+        (run / "trials" / nameless / "config.json").touch()
+    found = leftover_sandboxes.Sandbox("x", "running", [name])
+    host = SimpleNamespace(sandboxes=lambda: iter([found]))
+    assert leftover_sandboxes.of_run(host, run) == ([found] if of_run else [])
 
 
 def test_a_run_that_is_still_followed_keeps_its_sandboxes(root: Path, account: Account) -> None:
@@ -392,3 +564,38 @@ def test_what_is_not_there_or_contradicts_itself_is_refused(root: Path, account:
     assert ids(told("list", "--run", str(root / "runs" / RUN))) == ["s1", "s2", "s3"]
     shutil.rmtree(root / "runs")
     assert "there is no run yet" in str(sandboxes("list").exception)
+
+
+def test_a_planted_link_is_followed_by_no_clean_up(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(root))
+    precious = root / "precious"
+    (precious / "1-work").mkdir(parents=True)
+    (root / f"inkling-grpo-{os.getuid()}").symlink_to(precious)
+    for words in (["list"], ["clean", "--delete"]):
+        error = sandboxes(*words, "--all", "--backend", "local").exception
+        assert "not safely ours" in str(error)
+    assert (precious / "1-work").is_dir()
+
+
+def test_a_folder_that_can_not_be_removed_is_named_and_the_others_go(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(root))
+    scratch = root / f"inkling-grpo-{os.getuid()}"
+    scratch.mkdir()
+    for name in ("1-bad", "2-good"):
+        (scratch / name).mkdir()
+    remove = shutil.rmtree
+
+    def refuse(path: Path, **options: Any) -> None:
+        if path.name == "1-bad":
+            raise OSError("Device or resource busy")
+        remove(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    answer = told("clean", "--all", "--backend", "local", "--delete")
+    assert answer["exit_code"] == 1
+    errors = {one["id"]: one["error"] for one in answer["sandboxes"]}
+    assert errors.pop("1-bad").endswith("Device or resource busy")
+    assert errors == {"2-good": None}
+    assert [path.name for path in scratch.iterdir()] == ["1-bad"]

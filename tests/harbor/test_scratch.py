@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from proofs import as_root, cgroups_of, exists, kill_once_it_has_forked, left_in, processes_naming, wait_until
 
-from recipe.errors import BadInputError
+from recipe.errors import BadInputError, RecipeError
+from recipe.harbor import session
 from recipe.harbor.bwrap import find_bwrap
 from recipe.harbor.sandbox import Sandbox
-from recipe.harbor.scratch import Scratch, sweep
+from recipe.harbor.scratch import Scratch, left, sweep
 
 OWNER = """
 import asyncio, sys
@@ -155,3 +158,85 @@ def test_a_root_that_the_sandboxes_user_cannot_reach_is_refused(tmp_path: Path) 
     with pytest.raises(BadInputError, match="can't reach") as refused:
         Scratch.create(tmp_path / "scratch", 65534)
     assert str(tmp_path) in refused.value.facts["found"]
+
+
+@pytest.mark.parametrize("act", [sweep, left])
+def test_a_link_or_a_folder_that_others_write_to_is_never_swept(
+    scratch_root: Path, tmp_path: Path, act: Callable[[Path], object]
+) -> None:
+    precious = tmp_path / "precious"
+    (precious / "1-work").mkdir(parents=True)
+    scratch_root.symlink_to(precious)
+    with pytest.raises(BadInputError, match="not safely ours"):
+        act(scratch_root)
+    scratch_root.unlink()
+    scratch_root.symlink_to(tmp_path / "nothing")
+    with pytest.raises(BadInputError, match="not safely ours"):
+        act(scratch_root)
+    scratch_root.unlink()
+    (scratch_root / "1-work").mkdir(parents=True)
+    scratch_root.chmod(0o777)
+    with pytest.raises(BadInputError, match="not safely ours"):
+        act(scratch_root)
+    assert (precious / "1-work").is_dir()
+    assert (scratch_root / "1-work").is_dir()
+    shutil.rmtree(scratch_root)
+
+
+def test_what_no_sandbox_has_made_is_not_swept(scratch_root: Path, tmp_path: Path) -> None:
+    strange = scratch_root / "precious"
+    strange.mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    (scratch_root / "1-link").symlink_to(tmp_path / "other")
+    assert sweep(scratch_root) == 0
+    assert strange.is_dir()
+    assert (tmp_path / "other").is_dir()
+    shutil.rmtree(scratch_root)
+
+
+@as_root
+def test_a_folder_of_another_user_is_not_swept(scratch_root: Path) -> None:
+    theirs = scratch_root / "1-theirs"
+    theirs.mkdir(parents=True)
+    os.chown(theirs, 65534, 65534)
+    assert sweep(scratch_root) == 0
+    assert theirs.is_dir()
+    shutil.rmtree(scratch_root)
+
+
+def test_a_planted_list_of_groups_ends_no_process(scratch_root: Path, tmp_path: Path) -> None:
+    stranger = subprocess.Popen(["sleep", "1000"])
+    try:
+        dead = Scratch.create(scratch_root, None)
+        group = tmp_path / "group"
+        group.mkdir()
+        (group / "cgroup.procs").write_text(f"{stranger.pid}\n")
+        (dead.path / "cgroups").write_text(f"{group}\n")
+        os.close(dead.lock)
+        assert sweep(scratch_root) == 1
+        assert stranger.poll() is None
+        assert group.is_dir()
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_what_can_not_be_removed_keeps_nothing_else_from_it(
+    scratch_root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dead = [Scratch.create(scratch_root, None) for _ in range(3)]
+    for scratch in dead:
+        os.close(scratch.lock)
+    end = session.end_recorded
+
+    def stuck(path: Path) -> None:
+        if path == dead[0].path:
+            raise RecipeError("a dead run's sandbox does not end")
+        end(path)
+
+    monkeypatch.setattr(session, "end_recorded", stuck)
+    assert sweep(scratch_root) == 2
+    assert left(scratch_root) == [dead[0].path.name]
+    assert "does not end" in caplog.text
+    monkeypatch.undo()
+    assert sweep(scratch_root) == 1
