@@ -48,7 +48,8 @@ def _temporary(folder: Path, ours: Path | None, *, killed: bool) -> Iterator[str
 
 def _manifest(job: Job, code: int) -> Iterator[str]:
     path = job.folder / "run_manifest.json"
-    if "removed" in job.notes or job.folder.is_relative_to(job.notes.get("full", job.root / "t").parent):
+    full = job.notes.get("full")
+    if "removed" in job.notes or (full and job.folder.is_relative_to(full.parent)):
         return  # nothing could be written there
     facts = json.loads(path.read_text())
     expected = None if code == SIGKILLED else code

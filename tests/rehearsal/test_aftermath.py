@@ -1,0 +1,102 @@
+"""A rehearsal notices what a broken job leaves, and that a fault is told otherwise than its row says."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recipe.engines.local import checkpoint
+from recipe.harbor.scratch import default_root
+from rehearsal import job as jobs
+from rehearsal.__main__ import try_fault
+from rehearsal.aftermath import wrong
+from rehearsal.faults import FAULTS, Fault
+from rehearsal.job import Job
+
+SAYS = "the disk is full"
+
+
+@pytest.fixture
+def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A job that ended with exit code 1, as it should, and left nothing."""
+    monkeypatch.setattr(jobs, "descendants", list)
+    job = Job(root=tmp_path)
+    job.temporary.mkdir()
+    (job.folder / "launcher").mkdir(parents=True)
+    (job.root / "output").write_text(f"error: {SAYS}\n")
+    (job.folder / "run_manifest.json").write_text(json.dumps({"exit_code": 1, "error": SAYS}))
+    job.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])
+    job.process.wait()
+    return job
+
+
+def test_a_job_that_ended_as_said_has_nothing_wrong(ended):
+    checkpoint.save(ended.folder / "checkpoints", 0, {"weight": np.zeros(2)})
+    assert list(wrong(ended, 1, SAYS)) == []
+
+
+def test_another_exit_code_and_other_words_are_told(ended):
+    found = list(wrong(ended, 0, "all is well"))
+    assert [text.split(",")[0] for text in found] == [
+        "exit code 1",
+        f"the output does not say 'all is well'; it ends: error: {SAYS}",
+        "the manifest says exit code 1",
+    ]
+
+
+def test_a_traceback_is_told(ended):
+    (ended.root / "output").write_text(f"{SAYS}\nTraceback (most recent call last):\n")
+    assert list(wrong(ended, 1, SAYS)) == ["the output holds a traceback"]
+
+
+def test_a_process_that_goes_on_is_told(ended, monkeypatch):
+    monkeypatch.setattr(jobs, "LEFT_SECONDS", 0.2)
+    process = subprocess.Popen(["sleep", "60"])
+    monkeypatch.setattr(jobs, "descendants", lambda: [process.pid])
+    assert list(wrong(ended, 1, SAYS)) == [f"left running: {process.pid} sleep 60 "]
+    process.kill()
+    process.wait()
+
+
+def test_files_that_are_left_are_told_and_after_sigkill_a_sandbox_is_swept(ended):
+    (ended.temporary / "ray-1").mkdir()
+    (ended.temporary / default_root().name / "1-sandbox").mkdir(parents=True)
+    found = sorted(wrong(ended, 1, SAYS))
+    assert found == [
+        f"left in the folder of temporary files: {default_root().name}/1-sandbox",
+        "left in the folder of temporary files: ray-1",
+    ]
+
+
+def test_a_cut_checkpoint_and_a_half_written_one_are_told(ended):
+    folder = ended.folder / "checkpoints"
+    path = checkpoint.save(folder, 0, {"weight": np.zeros(2)})
+    (path / checkpoint.WEIGHTS).write_bytes(b"cut")
+    (folder / "iter_0000001.partial-7").mkdir()
+    incomplete, partial = wrong(ended, 1, SAYS)
+    assert "the checkpoint is not complete" in incomplete
+    assert partial == "half-written checkpoints are left: iter_0000001.partial-7"
+
+
+def test_a_port_that_is_still_in_use_is_told(ended):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        (ended.folder / "launcher" / "job.json").write_text(json.dumps({"agent_server_url": url}))
+        assert list(wrong(ended, 1, SAYS)) == [f"{url} is still in use"]
+
+
+def test_a_job_that_ends_before_its_fault_is_told():
+    refused = Fault("none", "a bad setting", 0, prepare=lambda job: job.settings.append("NUM_ROLLOUT=none"),
+                    when=lambda _event: True, cause=lambda _job: None)  # fmt: skip
+    (found,) = try_fault(refused)
+    assert found.startswith("the job ended before the fault could be caused")
+
+
+def test_every_fault_has_a_name_of_its_own():
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) > 35
