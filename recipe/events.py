@@ -6,16 +6,28 @@ docs/events.md has the kinds.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
+
+from recipe.untrusted import loads, open_file
 
 Event = dict[str, Any]
 # What is held in memory of a file that grew: some thousands of lines. None of ours is near that long.
 CHUNK = 1 << 22
 # Two different files agree in so many bytes before the same place only where they are the same up to there.
 FINGERPRINT = 256
+# What a key holds in every kind of event that has it; null is allowed for each.
+TYPES: dict[str, type] = (
+    dict.fromkeys(("phase", "task", "trial", "trial_name", "state", "exit_status", "status", "reason"), str)
+    | dict.fromkeys(("error", "path", "alarm", "found", "do", "action", "sandbox", "backend"), str)
+    | dict.fromkeys(("rollout", "done", "total", "step", "steps"), int)
+    | dict.fromkeys(("reward", "turns", "response_tokens", "native_blocks", "loss"), float)
+    | {f"{name}_bytes": float for name in ("available_memory", "total_memory", "free_disk", "checkpoint")}
+    | {"metrics": dict}
+)
 
 
 class EventLog:
@@ -49,9 +61,12 @@ class Tail:
         self._last = b""  # what stood before the offset
 
     def lines(self) -> Iterator[bytes]:
-        """The whole lines since the last call, without their ends; one longer than CHUNK comes in pieces."""
+        """The whole lines since the last call, without their ends; one longer than CHUNK comes in pieces.
+
+        Raises OSError for what is no regular file.
+        """
         try:
-            file = self._path.open("rb")
+            file = open_file(self._path)
         except FileNotFoundError:
             return
         with file:
@@ -79,12 +94,43 @@ class EventReader:
 
 
 def parse(line: bytes) -> Event | None:
-    """The event that a line is, if it is one."""
+    """The event that a line is, if it is one: with a kind, and a time that is a number.
+
+    A value that has not the type of its key is left out: it counts as not known.
+    """
     try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
+        event = loads(line)
+    except ValueError:
         return None
-    return event if isinstance(event, dict) and isinstance(event.get("kind"), str) else None
+    known = isinstance(event, dict) and isinstance(event.get("kind"), str) and is_number(event.get("time"))
+    return _sound(event) if known else None
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _sound(event: Event) -> Event:
+    if event.get("kind") == "rollout":
+        types = TYPES | {"seconds": dict, "trials": dict}  # by phase, by metric
+    else:
+        types = TYPES | {"seconds": float, "trials": list}
+    sound = {name: value for name, value in event.items() if _fits(value, types.get(name))}
+    for name in ("seconds", "trials"):
+        if isinstance(parts := sound.get(name), dict):
+            sound[name] = {part: value for part, value in parts.items() if is_number(value)}
+        elif isinstance(parts, list):
+            sound[name] = [_sound(part) for part in parts if isinstance(part, dict)]
+    return sound
+
+
+def _fits(value: object, expected: type | None) -> bool:
+    if value is None or expected is None:
+        return True
+    return (
+        is_number(value) if expected is float else isinstance(value, expected) and not isinstance(value, bool)
+    )
 
 
 def _plain(value: Any) -> Any:

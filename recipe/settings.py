@@ -204,7 +204,7 @@ class Settings(GkeSettings, SandboxSettings, Checkouts):
     # Alarms.
     stop_on: str = setting(
         "",
-        meaning="names of alarms that stop the run after saving, with commas between, or `none`; "
+        meaning="names of alarms that stop the run after saving, with commas between, or `none` alone; "
         "empty: those that docs/alarms.md marks",
     )
 

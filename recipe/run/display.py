@@ -15,6 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from recipe.events import Event
+from recipe.untrusted import clean
+from recipe.watch.metrics import number
 
 # A watcher of a log file should see at least two signs of life a minute.
 QUIET_SECONDS = 30.0
@@ -40,7 +42,7 @@ class State:
     def take(self, event: Event) -> None:
         """Brings the state up to date."""
         match event:
-            case {"kind": "phase", "phase": phase}:
+            case {"kind": "phase", "phase": str(phase)}:
                 self.phase = phase
                 if phase == "generate":
                     self.running, self.rewards, self.done = set(), [], 0
@@ -48,9 +50,9 @@ class State:
                 self.warm_start = f"step {step} of {steps}"
             case {"kind": "lesson", "done": done, "total": total}:
                 self.warm_start = f"lesson {done} of {total} played"
-            case {"kind": "trial", "trial": trial, "state": "started"}:
+            case {"kind": "trial", "trial": str(trial), "state": "started"}:
                 self.running.add(trial)
-            case {"kind": "trial", "trial": trial, "state": "done"}:
+            case {"kind": "trial", "trial": str(trial), "state": "done"}:
                 self.running.discard(trial)
                 self.done += 1
                 if event.get("reward") is not None:
@@ -106,7 +108,7 @@ class Display:
     def note(self, text: str) -> None:
         """One line that stays, after the seconds since the start."""
         self._last_line = time.monotonic()
-        line = f"{self._last_line - self._start:6.1f} s  {text}"
+        line = f"{self._last_line - self._start:6.1f} s  {clean(text)}"
         with self._whole():
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -123,10 +125,10 @@ class Display:
             self.note(text)
 
     def log_line(self, line: str) -> None:
-        """One line of the job's own log, as it is."""
+        """One line of the job's own log, without codes for the terminal."""
         self._last_line = time.monotonic()
         with self._whole():
-            self._console.print(line, highlight=False, markup=False, emoji=False, soft_wrap=True)
+            self._console.print(clean(line), highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def stopping(self) -> None:
         """Tells that the run is over and its servers are being stopped, which takes some seconds."""
@@ -153,10 +155,10 @@ def _line_of(event: Event, state: State) -> str | None:
             return state.line()
         case {"kind": "lesson", "done": done, "total": total}:
             return state.line() if done == total else None
-        case {"kind": "warm_start", "step": step, "steps": steps, "loss": loss}:
+        case {"kind": "warm_start", "step": int(step), "steps": int(steps), "loss": int() | float() as loss}:
             often = step % max(1, steps // WARM_START_LINES) == 0
             return f"{state.line()}, loss {loss:.3f}" if often else None
-        case {"kind": "rollout", "metrics": metrics, "seconds": seconds}:
+        case {"kind": "rollout", "metrics": dict(metrics), "seconds": dict(seconds)}:
             return _rollout_line(state, metrics, sum(seconds.values()))
         case {"kind": "alarm", "alarm": name}:
             return f"alarm {name}: {event.get('found')}; {event.get('do')}"
@@ -168,7 +170,7 @@ def _line_of(event: Event, state: State) -> str | None:
 def _rollout_line(state: State, metrics: dict[str, Any], seconds: float) -> str:
     told = [f"rollout {state.finished} of {state.rollouts} done in {seconds:.1f} s"]
     if "reward_mean" in metrics:
-        told.append(f": mean reward {metrics['reward_mean']:.2f}")
+        told.append(f": mean reward {number(metrics['reward_mean']):.2f}")
     if "groups_kept" in metrics:
         told.append(f", {metrics['groups_kept']} groups kept")
     if metrics.get("valid_step") is False:
@@ -182,5 +184,5 @@ def _audited(metrics: dict[str, Any]) -> str:
     counts = {
         name: value for name, value in metrics.items() if name.startswith("audit/") and name not in names
     }
-    told = ", ".join(f"{value:g} {name.removeprefix('audit/')}" for name, value in counts.items())
+    told = ", ".join(f"{number(value):g} {name.removeprefix('audit/')}" for name, value in counts.items())
     return f"; tokens: {told}" if told else ""

@@ -65,7 +65,7 @@ def follow(
         following.to_the_end(watched)
     except LeftJobError:
         raise
-    except (RecipeError, Interruption) as error:
+    except BaseException as error:
         # A full disk must not hide why the run has ended.
         with contextlib.suppress(OSError):
             following.end(error.error() if isinstance(error, Interruption) else error)
@@ -89,6 +89,7 @@ class _Following:
         self._log = None if tracked else Tail(run.folder.train_log, start=seen)
         self._shown: set[str] = set()
         self._lines = 0
+        self._failed: set[int] = set()
         self._translator = None
         if not tracked:
             # Of the engines only Miles writes no events itself, and can have been followed before.
@@ -98,7 +99,7 @@ class _Following:
             for event in before:
                 run.display.remember(event)
                 for observer in observers:
-                    list(observer.take(event))
+                    self._answers(observer, event)
             self._translator = Translator(run.settings, run.folder.path, before)
             run.display.take({"kind": "phase", "phase": "the job runs"})
 
@@ -135,12 +136,13 @@ class _Following:
             error, where = self._end.get("error"), self._run.folder.train_log
             raise RecipeError(error, where=where) if error else self._job.failure()
 
-    def end(self, error: RecipeError | None) -> None:
+    def end(self, error: BaseException | None) -> None:
         """Writes how the run has ended where the job itself did not."""
         save_and_stop(self._run.folder.path).unlink(missing_ok=True)
         if not self._end:
             status = "failed" if error else "succeeded"
-            self._writer.write("end", status=status, error=str(error) if error else None)
+            told = str(error) if isinstance(error, RecipeError) else repr(error)
+            self._writer.write("end", status=status, error=told if error else None)
 
     def _read(self, *, last: bool = False) -> bool:
         """Takes what is new; whether the job gave a sign of life."""
@@ -159,7 +161,18 @@ class _Following:
         if event["kind"] == "alarm" and event.get("action") == "stop":
             self._begin_stop(event)
         for observer in self._observers:
-            self._write(observer.take(event))
+            self._write(self._answers(observer, event))
+
+    def _answers(self, observer: Observer, event: Event | None = None) -> list[Event]:
+        """To an event, or to a moment without one; nothing of an observer that fails: it is not worth the run."""
+        try:
+            return list(observer.tick() if event is None else observer.take(event))
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            if id(observer) not in self._failed:
+                self._failed.add(id(observer))
+                name = type(observer).__name__
+                self._run.display.note(f"the run goes on, though its {name} fails: {error!r}")
+            return []
 
     def _begin_stop(self, alarm: Event) -> None:
         if self._stopping or self._end or self._over:
@@ -170,7 +183,7 @@ class _Following:
 
     def _tick(self) -> None:
         for observer in self._observers:
-            self._write(observer.tick())
+            self._write(self._answers(observer))
         cut_middle(self._run.folder.agent_server_log)
 
     def _write(self, events: Iterable[Event]) -> None:

@@ -142,19 +142,26 @@ Written from recipe/watch/alarms.py by `recipe pins-check --write`.
 
 The launcher looks at these while a run goes on; `recipe alarms RUN` looks at a run's events once more. An alarm
 speaks once for as long as its condition holds. STOP_ON chooses which alarms stop the run after saving a checkpoint:
-names with commas between, or `none`; when it is empty, those marked `stop`. A limit that is called measured was
+names with commas between, or `none` alone; when it is empty, those marked `stop`. A limit that is called measured was
 measured on the tiny model of the local engine: on Inkling-Small none was, so look before you trust one.
 
 | alarm | when | action | why this limit | what to do |
 |---|---|---|---|---|"""
 
 
+def named(stop_on: str) -> list[str]:
+    """The names in STOP_ON, in small letters."""
+    return [name.strip().casefold() for name in stop_on.split(",") if name.strip()]
+
+
 def stopping(stop_on: str) -> frozenset[str]:
     """The alarms that stop a run with this STOP_ON. Raises BadInputError, with the nearest name, for no alarm."""
-    names = [name.strip() for name in stop_on.split(",") if name.strip()]
+    names = named(stop_on)
     if names == ["none"]:
         return frozenset()
     for name in names:
+        if name == "none":
+            raise BadInputError("`none` in STOP_ON stands alone", expected="none, or names", found=stop_on)
         if name not in NAMES:
             nearest = difflib.get_close_matches(name, NAMES, n=1) or ["none", *NAMES]
             raise BadInputError("STOP_ON names no alarm", expected=", ".join(nearest), found=name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,8 +11,10 @@ import typer
 from pydantic_core import to_json
 from rich.console import Console
 
-from recipe.errors import BadInputError
+from recipe.errors import BadInputError, InterruptedRunError
 from recipe.resolve import load_sources
+from recipe.untrusted import clean
+from recipe.watch.history import latest_run, require_run
 
 RUN_HELP = "A run's folder; default: the newest in RUNS_ROOT."
 RunArgument = Annotated[str, typer.Argument(metavar="[RUN]", help=RUN_HELP)]
@@ -25,26 +28,41 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show where a run is: phase, time left, reward, groups, sandboxes, alarms; whatever state it is in."""
+    from recipe.run.interrupts import Interruption
     from recipe.watch import history, status
 
+    if follow and as_json:
+        raise BadInputError("--follow shows text", expected="one of --follow and --json", found="both")
     folder = _folder(run)
     if as_json:
-        print(to_json(status.facts(folder, history.read(folder)), indent=2, inf_nan_mode="null").decode())
-    else:
+        _print_json(status.facts(folder, history.read(folder)))
+        return
+    try:
         status.show(folder, Console(), follow=follow)
+    except Interruption:
+        print("no longer watched; the run goes on")
+        sys.exit(InterruptedRunError.exit_code)
 
 
 def alarms(run: RunArgument = "", *, as_json: AsJson = False) -> None:
     """Judge a run's events once more by the limits of docs/alarms.md; exit code 1 when an alarm is raised."""
     from recipe.events import EventReader
     from recipe.watch import history, live
+    from recipe.watch.alarms import NAMES, named
 
     folder = _folder(run)
-    raised = live.replay(EventReader(folder / "events.jsonl").new(), history.settings_of(folder))
+    events = list(EventReader(folder / "events.jsonl").new())
+    settings, within = history.settings_of(folder), history.window(history.manifest_of(folder))
+    if unknown := set(named(str(settings.get("stop_on") or ""))) - {*NAMES, "none"}:
+        names = clean(", ".join(sorted(unknown)))
+        print(f"note: STOP_ON names what is no alarm of this version: {names}", file=sys.stderr)
+    raised = live.replay(events, settings, within)
     if as_json:
-        print(to_json(raised, indent=2, inf_nan_mode="null").decode())
+        _print_json(raised)
+    elif raised:
+        Console().print(live.table(raised))
     else:
-        Console().print(live.table(raised) if raised else "no alarm")
+        print("no alarm" if events else "no event yet, so nothing to judge")
     sys.exit(1 if raised else 0)
 
 
@@ -63,17 +81,14 @@ def compare(
     """Show what differs between two runs: pins, settings, data, nodes, versions, and their curves."""
     from recipe.watch.compare import show
 
-    show((first, second), Console(), html)
+    show((require_run(first), require_run(second)), Console(), html)
 
 
 def _folder(run: str) -> Path:
-    """The run's folder. Raises BadInputError when there is none."""
-    if run:
-        folder = Path(run)
-    else:
-        from recipe.watch.history import latest_run
+    """The run's folder. Raises BadInputError when it is none."""
+    return require_run(Path(run)) if run else latest_run(load_sources(()).runs_root)
 
-        folder = latest_run(load_sources(()).runs_root)
-    if not folder.is_dir():
-        raise BadInputError("there is no such run", expected="a run's folder", found=folder)
-    return folder
+
+def _print_json(found: object) -> None:
+    """In ASCII: what a run wrote must not reach a terminal as control codes."""
+    print(json.dumps(json.loads(to_json(found, inf_nan_mode="null")), indent=2))

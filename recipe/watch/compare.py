@@ -13,12 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from recipe.errors import BadInputError
 from recipe.files import write_whole
-from recipe.watch.curves import draw, mean, number, svg, titled
+from recipe.untrusted import clean
+from recipe.watch.curves import draw, mean, svg, titled
 from recipe.watch.history import History, manifest_of, read
-from recipe.watch.metrics import METRICS
-from recipe.watch.trajectories import clean
+from recipe.watch.metrics import METRICS, number
 
 # Rollouts at the end whose mean is compared: one alone is mostly noise.
 LAST = 3
@@ -32,18 +31,12 @@ Row = tuple[str, list[float]]  # a metric's title, and its numbers as in HEADING
 
 
 def show(runs: tuple[Path, Path], console: Console, html: Path | None = None) -> None:
-    """Prints what differs between two runs, and writes it as a page to `html`.
-
-    Raises BadInputError when a folder is no run's.
-    """
-    for run in runs:
-        if not (run / "run_manifest.json").exists():
-            raise BadInputError("there is no such run", expected="a run's folder", found=run)
+    """Prints what differs between two runs, and writes it as a page to `html`."""
     histories = read(runs[0]), read(runs[1])
     found = list(differences(manifest_of(runs[0]), manifest_of(runs[1])))
     rows = list(curves(*histories))
     for letter, run, history in zip("AB", runs, histories, strict=True):
-        line = f"{letter}  {run}: {len(history.rollouts)} rollouts, {history.status}"
+        line = f"{letter}  {clean(str(run))}: {len(history.rollouts)} rollouts, {history.status}"
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     console.print(
         _facts(found) if found else "They ran with the same pins, settings, data, nodes and versions."
@@ -82,9 +75,7 @@ def _facts_of(manifest: dict[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]
     for name in ("commit", "python", "platform"):
         yield ("version", name), manifest.get(name)
     recorded = manifest.get("settings") or {}
-    tables_of = {
-        "setting": {name.upper(): of.get("value") for name, of in recorded.items() if name not in OWN}
-    }
+    tables_of = {"setting": {name.upper(): of["value"] for name, of in recorded.items() if name not in OWN}}
     tables = {"pin": "pins", "data": "prompt_data", "task": "tasks", "version": "packages"}
     tables_of |= {kind: manifest.get(key) or {} for kind, key in tables.items()}
     for place, node in enumerate(manifest.get("nodes") or (), 1):
@@ -108,7 +99,7 @@ def _facts(found: Sequence[Difference]) -> Table:
 def _numbers(rows: Sequence[Row]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("metric", *HEADINGS):
-        table.add_column(heading, justify="left" if heading == "metric" else "right")
+        table.add_column(heading, justify="left" if heading == "metric" else "right", overflow="fold")
     for title, numbers in rows:
         table.add_row(title, *("-" if math.isnan(value) else f"{value:.3g}" for value in numbers))
     return table
@@ -124,11 +115,15 @@ def _write(
     pictures = [(meaning, Markup(svg(picture))) for _, meaning, picture in draw(both)]  # noqa: S704 - ours
     page = render(
         "compare.html",
-        title=f"{runs[0].name} and {runs[1].name}",
+        title=" and ".join(run.resolve().name for run in runs),
         runs=list(zip("AB", runs, histories, strict=True)),
         differences=found,
         headings=HEADINGS,
         rows=rows,
         pictures=pictures,
     )
-    write_whole(html, page)
+    try:
+        write_whole(html, page)
+    except OSError as error:
+        error.filename = str(html)  # and not a part of it that is gone by now
+        raise

@@ -11,6 +11,7 @@ from typing import Any
 from recipe.plugins.audit import grown
 from recipe.plugins.filters import INFRASTRUCTURE
 from recipe.watch.history import History
+from recipe.watch.metrics import number
 
 Settings = Mapping[str, Any]  # by lower-case names; an older run's may lack some
 Check = Callable[[History, Settings, float], str | None]
@@ -58,9 +59,12 @@ def moved(metric: str, told: str, *, up: bool) -> Check:
 
 def reward_fall(history: History, _settings: Settings, limit: float) -> str | None:
     """A mean over several rollouts far below the best one before it, and beyond what chance does."""
-    rewards, spreads = history.values("reward_mean"), history.values("reward_std")
-    if len(rewards) < 2 * REWARD_WINDOW or len(spreads) != len(rewards):
+    names = ("reward_mean", "reward_std")
+    both = [tuple(number(rollout.metrics.get(name)) for name in names) for rollout in history.rollouts]
+    known = [pair for pair in both if all(map(math.isfinite, pair))]
+    if len(known) < 2 * REWARD_WINDOW:
         return None
+    rewards, spreads = map(list, zip(*known, strict=True))
     ends = range(REWARD_WINDOW, len(rewards) - REWARD_WINDOW + 1)
     best, best_variance = max(_window(rewards, spreads, end) for end in ends)
     now, variance = _window(rewards, spreads, len(rewards))
@@ -102,7 +106,7 @@ def early_endings(history: History, _settings: Settings, limit: float) -> str | 
 def not_finite(history: History, _settings: Settings, _limit: float) -> str | None:
     """A number of the newest rollout's step is infinite or none, or the step was skipped."""
     metrics = history.newest
-    odd = [name for name in NUMBERS if not math.isfinite(_number(metrics, name))]
+    odd = [name for name in NUMBERS if _lost(metrics, name)]
     if odd:
         return f"not finite: {', '.join(odd)}"
     return "the optimizer skipped its step" if metrics.get("valid_step") is False else None
@@ -112,7 +116,9 @@ def skipped_updates(history: History, _settings: Settings, limit: float) -> str 
     """No step was taken, or none that could do any good, in the last `limit` rollouts."""
     metrics = [rollout.metrics for rollout in history.rollouts[-int(limit) :]]
     lost = [
-        one for one in metrics if one.get("valid_step") is False or not math.isfinite(_number(one, "loss"))
+        one
+        for one in metrics
+        if one.get("valid_step", not _lost(one, "grad_norm")) is False or _lost(one, "loss")
     ]
     return f"no update in {len(lost)} rollouts in a row" if len(lost) == limit else None
 
@@ -199,12 +205,17 @@ def low_disk(history: History, settings: Settings, limit: float) -> str | None:
 def sandbox_hours(history: History, settings: Settings, limit: float) -> str | None:
     """The run's sandboxes have used up what they may."""
     allowed, hours = settings.get("sandbox_hours_max"), history.sandboxes.hours
-    return f"{hours:.1f} h, {allowed:g} h allowed" if allowed and hours > limit * allowed else None
+    return f"{hours:.3g} h, {allowed:.3g} h allowed" if allowed and hours > limit * allowed else None
 
 
 def orphans(history: History, _settings: Settings, limit: float) -> str | None:
     """Sandboxes are left that no trial uses."""
     return f"{history.sandboxes.orphans} left" if history.sandboxes.orphans > limit else None
+
+
+def _lost(metrics: Mapping[str, Any], name: str) -> bool:
+    """Whether a metric is there, and is no finite number; null is what some writers make of such a one."""
+    return name in metrics and not math.isfinite(number(metrics[name]))
 
 
 def _number(values: Mapping[str, Any], name: str) -> float:

@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from recipe.watch.history import Rollout
-from recipe.watch.metrics import METRICS, Metric
+from recipe.watch.metrics import METRICS, Metric, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,13 +43,6 @@ PHASES = {"generate": "sample", "train": "train", "update_weights": "sync", "sav
 COUNTED = ("ratio", "groups")
 # Rollouts whose points are still told apart in a picture of this width.
 MARKED = 40
-
-
-def number(value: Any) -> float:
-    """A metric as a number: the sum of a count by reason; NaN for what is none."""
-    if isinstance(value, dict):
-        return sum(number(part) for part in value.values())
-    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def mean(values: Sequence[float]) -> float:

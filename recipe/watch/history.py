@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import math
+import os
+import time
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from recipe.errors import BadInputError
-from recipe.events import Event, EventReader
-from recipe.watch.metrics import TIMED
+from recipe.events import Event, EventReader, is_number
+from recipe.untrusted import loads, open_file
+from recipe.watch.metrics import TIMED, number
 
 # What the watchers themselves say is no sign of life of the job.
 WATCHERS = frozenset({"alarm", "resources", "sandbox"})
+# What a manifest holds where it is as the launcher writes it, and the settings with which the watchers count.
+FORMS: dict[str, type] = (
+    dict.fromkeys(("settings", "pins", "packages", "tasks", "prompt_data"), dict)
+    | dict.fromkeys(("nodes", "argv"), list)
+    | dict.fromkeys(("started", "ended", "error", "commit"), str)
+)
+COUNTED = frozenset({"num_rollout", "audit_max_strict", "sandbox_hours_max", "sandbox_hour_price"})
 
 
 @dataclass
@@ -63,23 +76,29 @@ class Sandboxes:
 
     def take(self, event: Event) -> None:
         """Counts one sandbox event. One that lasted `seconds` is taken at its word."""
-        name, time = str(event.get("sandbox")), event["time"]
+        name, when = str(event.get("sandbox")), event["time"]
         match event.get("state"):
             case "created":
                 self.created += 1
-                self._open[name] = time
+                self._open[name] = when
             case "deleted":
                 self.deleted += 1
-                since = self._open.pop(name, time)
-                self._closed_seconds += event.get("seconds", time - since)
+                since = self._open.pop(name, when)
+                lasted = event.get("seconds")
+                self._closed_seconds += max(0.0, when - since if lasted is None else lasted)
             case "orphan":
                 self.orphans += 1
 
 
 @dataclass
 class History:
-    """The events so far. `finished_trials` are those of the rollout that is under way; times are unix seconds."""
+    """The events so far. `finished_trials` are those of the rollout that is under way; times are unix seconds.
 
+    A time that is not within `since` and `until` is taken for the nearer of them: one odd clock makes no long run.
+    """
+
+    since: float = 0.0
+    until: float = math.inf
     rollouts: list[Rollout] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
     open_trials: dict[str, Event] = field(default_factory=dict)
@@ -101,11 +120,10 @@ class History:
     _groups_before: int = 0  # those of finished rollouts
 
     def take(self, event: Event) -> None:  # noqa: C901 - a table of kinds
-        """Adds one event. One that lacks what its kind has is passed over."""
-        if not isinstance(event.get("time"), int | float):
-            return
+        """Adds one event, as `parse` gives them. One that lacks what its kind has is passed over."""
+        event = {**event, "time": max(self.since, min(event["time"], self.until))}
         self.pass_time(event["time"])
-        self.started = self.started or event["time"]
+        self.started = self.started or self.since or event["time"]
         if event["kind"] not in WATCHERS:
             self.last_time = event["time"]
         match event:
@@ -126,7 +144,7 @@ class History:
                 agent = event.get("trials") or {}
                 finished = Rollout(number, metrics, event.get("seconds") or {}, agent, event["time"])
                 self._finish(finished)
-            case {"kind": "checkpoint", "path": path}:
+            case {"kind": "checkpoint", "path": str(path)}:
                 self.checkpoints.append(path)
             case {"kind": "alarm", "alarm": str()}:
                 self.alarms.append(event)
@@ -143,7 +161,7 @@ class History:
 
     def pass_time(self, now: float) -> None:
         """It is `now`, though nothing may have happened."""
-        self.now = self.sandboxes.now = max(self.now, now)
+        self.now = self.sandboxes.now = max(self.now, min(now, self.until))
 
     def _finish(self, rollout: Rollout) -> None:
         self.rollouts.append(rollout)
@@ -179,9 +197,9 @@ class History:
         return self.rollouts[-1].metrics if self.rollouts else {}
 
     def values(self, metric: str) -> list[float]:
-        """A metric over the rollouts that have it, finite or not."""
-        found = [rollout.metrics.get(metric) for rollout in self.rollouts]
-        return [float(value) for value in found if isinstance(value, int | float)]
+        """A metric over the rollouts in which it is a finite number."""
+        found = [number(rollout.metrics.get(metric)) for rollout in self.rollouts]
+        return [value for value in found if math.isfinite(value)]
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -203,7 +221,7 @@ class History:
 
 def read(run: Path) -> History:
     """The events of a run, finished or not; an empty history when there are none yet."""
-    history = History()
+    history = History(*window(manifest_of(run)))
     for event in EventReader(run / "events.jsonl").new():
         history.take(event)
     return history
@@ -214,18 +232,59 @@ def settings_of(run: Path) -> dict[str, Any]:
 
     As recorded: an older run may lack some, so ask with `get`.
     """
-    manifest = manifest_of(run)
-    recorded = manifest.get("settings")
-    return {name: of.get("value") for name, of in recorded.items()} if isinstance(recorded, dict) else {}
+    return {name: of["value"] for name, of in manifest_of(run).get("settings", {}).items()}
 
 
 def manifest_of(run: Path) -> dict[str, Any]:
-    """run_manifest.json, or nothing where there is none, or not a whole one."""
+    """run_manifest.json, or nothing where there is none, or not a whole one; without what has not its form."""
     try:
-        manifest = json.loads((run / "run_manifest.json").read_text())
+        with open_file(run / "run_manifest.json") as file:
+            found = loads(file.read())
     except (OSError, ValueError):
         return {}
-    return manifest if isinstance(manifest, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    manifest: dict[str, Any] = {
+        key: value for key, value in found.items() if isinstance(value, FORMS.get(key, object))
+    }
+    if "settings" in manifest:
+        manifest["settings"] = {
+            name: {"source": "not recorded", **of} | {"value": _counted(name, of["value"])}
+            for name, of in manifest["settings"].items()
+            if isinstance(of, dict) and "value" in of
+        }
+    if "nodes" in manifest:
+        manifest["nodes"] = [node for node in manifest["nodes"] if isinstance(node, dict)]
+    return manifest
+
+
+def _counted(name: str, value: Any) -> Any:
+    return value if name not in COUNTED or is_number(value) else None
+
+
+def window(manifest: dict[str, Any]) -> tuple[float, float]:
+    """Between which times a run's events lie: its start, and its end or this moment. Unix seconds."""
+    moments = {"started": 0.0, "ended": time.time()}
+    for name in moments:
+        with contextlib.suppress(KeyError, ValueError, OverflowError):
+            moments[name] = datetime.fromisoformat(manifest[name]).timestamp()
+    # A manifest's times are cut to seconds.
+    return moments["started"], moments["ended"] + 1
+
+
+def require_run(folder: Path) -> Path:
+    """The folder. Raises BadInputError when it is no run's."""
+    if not any(os.path.lexists(folder / name) for name in ("events.jsonl", "run_manifest.json")):
+        raise BadInputError(
+            "there is no such run", expected="a folder with events.jsonl or run_manifest.json", found=folder
+        )
+    return folder
+
+
+def saved_at(run: Path, checkpoint: str) -> Path:
+    """Where a checkpoint of a run lies, though the run's folder was moved since."""
+    here = run / "checkpoints" / Path(checkpoint).name
+    return here if here.exists() else Path(checkpoint)
 
 
 def latest_run(runs_root: Path) -> Path:

@@ -16,9 +16,10 @@ from rich.table import Table
 
 from recipe.events import Event
 from recipe.settings import Settings
-from recipe.watch.alarms import ALARMS, Alarm, stopping
+from recipe.untrusted import clean, size
+from recipe.watch.alarms import ALARMS, NAMES, Alarm, named, stopping
 from recipe.watch.conditions import Settings as Recorded
-from recipe.watch.history import History
+from recipe.watch.history import History, manifest_of, window
 
 # An alarm that is over must stay so for as many looks before it speaks again.
 QUIET_LOOKS = 3
@@ -31,9 +32,9 @@ CHECKPOINT_BYTES = 550e9
 class Judge:
     """The history of a run, and which alarms have spoken: each once for as long as its condition holds."""
 
-    def __init__(self, settings: Recorded) -> None:
-        """Raises BadInputError when STOP_ON names no alarm."""
-        self._history = History()
+    def __init__(self, settings: Recorded, history: History) -> None:
+        """`history`: an empty one. Raises BadInputError when STOP_ON names no alarm."""
+        self._history = history
         self._settings = settings
         self._stopping = stopping(str(settings.get("stop_on") or ""))
         self._quiet = {alarm.name: QUIET_LOOKS for alarm in ALARMS}  # looks since its condition held
@@ -72,20 +73,23 @@ class Watch:
 
     def __init__(self, run_dir: Path, settings: Settings) -> None:
         self._run_dir = run_dir
-        self._judge = Judge(settings.public())
+        self._history = History(*window(manifest_of(run_dir)))
+        self._judge = Judge(settings.public(), self._history)
         self._looked = -math.inf
         self._needed = CHECKPOINT_BYTES if settings.engine == "miles" else 0.0
         self._checkpoint: Path | None = None  # one that has not been measured
 
     def take(self, event: Event) -> list[Event]:
         """The alarms that an event raises."""
+        self._history.until = time.time()
         if event["kind"] == "checkpoint":
             self._checkpoint = Path(str(event.get("path")))
         return self._judge.take(event)
 
     def tick(self) -> list[Event]:
         """The alarms of the silence until now; now and then, what the host has left."""
-        raised = self._judge.tick(time.time())
+        self._history.until = time.time()
+        raised = self._judge.tick(self._history.until)
         if time.monotonic() - self._looked >= RESOURCES_SECONDS:
             self._looked = time.monotonic()
             # A folder that is gone is not for the watcher to tell.
@@ -107,15 +111,21 @@ class Watch:
     def _checkpoint_bytes(self) -> float:
         """Of the next checkpoint: the size of the last one, measured once."""
         if self._checkpoint:
-            files = (file for file in self._checkpoint.rglob("*") if file.is_file())
-            self._needed = sum(file.stat().st_size for file in files) or self._needed
+            self._needed = size(self._checkpoint) or self._needed
             self._checkpoint = None
         return self._needed
 
 
-def replay(events: Iterable[Event], settings: Recorded) -> list[Event]:
-    """The alarms that a run's events raise, as they would have been while it went on."""
-    judge = Judge(settings)
+def replay(
+    events: Iterable[Event], settings: Recorded, within: tuple[float, float] = (0.0, math.inf)
+) -> list[Event]:
+    """The alarms that a run's events raise, as they would have been while it went on.
+
+    `within`: the times between which they lie. A name of STOP_ON that this version does not know stops nothing.
+    """
+    chosen = named(str(settings.get("stop_on") or ""))
+    known = [name for name in chosen if name in NAMES] or ["none"]
+    judge = Judge({**settings, "stop_on": ",".join(known) if chosen else ""}, History(*within))
     return [alarm for event in events for alarm in judge.take(event)]
 
 
@@ -123,8 +133,8 @@ def table(raised: Iterable[Event]) -> Table:
     """The alarms for people, in 80 columns."""
     shown = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("rollout", "alarm", "found", "what to do"):
-        shown.add_column(heading, justify="right" if heading == "rollout" else "left")
+        shown.add_column(heading, justify="right" if heading == "rollout" else "left", overflow="fold")
     for alarm in raised:
         rollout = "" if alarm["rollout"] is None else str(alarm["rollout"] + 1)
-        shown.add_row(rollout, *(escape(str(alarm[name])) for name in ("alarm", "found", "do")))
+        shown.add_row(rollout, *(escape(clean(str(alarm[name]))) for name in ("alarm", "found", "do")))
     return shown

@@ -94,6 +94,13 @@ def to_miles(
     return {name: float(value) for name, value in (named | part(metrics, "audit/") | dict(trials)).items()}
 
 
+def number(value: Any) -> float:
+    """A metric as a number: the sum of a count by reason; NaN for what is none."""
+    if isinstance(value, dict):
+        return sum(number(part) for part in value.values())
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
 def part(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Those whose name starts so."""
     return {name: value for name, value in metrics.items() if name.startswith(prefix)}

@@ -13,9 +13,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import escape
 
 from recipe.plugins.filters import INFRASTRUCTURE
+from recipe.untrusted import clean
 from recipe.watch import trajectories
-from recipe.watch.curves import mean, number
+from recipe.watch.curves import mean
 from recipe.watch.history import History, Rollout, manifest_of
+from recipe.watch.metrics import number
 from recipe.watch.status import facts, span
 from recipe.watch.trajectories import Trajectory
 
@@ -26,6 +28,8 @@ TEXT_BYTES = 3_800_000
 ENDS = 5
 # Standard errors: a difference that chance gives in one run of twenty.
 CLEAR = 2.0
+# What is not seen in two decimals is no change, even where all rewards are alike.
+LEAST_ERROR = 0.005
 # Surplus trials end in it too, and nothing is wrong with that.
 FLUSHED = "Flushed"
 
@@ -61,7 +65,7 @@ def write(
     shown, left_out = _shown(run / "trials", tasks, failures)
     return render(
         "report.html",
-        title=run.name,
+        title=run.resolve().name,
         history=history,
         manifest=manifest_of(run),
         facts=facts(run, history),
@@ -87,7 +91,7 @@ def render(template: str, **values: Any) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: trajectories.clean(value) if type(value) is str else value,
+        finalize=lambda value: clean(value) if type(value) is str else value,
     )
     environment.filters |= {"figure": figure, "span": span}
     return environment.get_template(template).render(**values)
@@ -111,12 +115,12 @@ def learned(rollouts: Sequence[Rollout]) -> dict[str, float] | None:
     count = min(ENDS, len(found) // 2)
     if not count:
         return None
-    first, last = (mean([of["reward_mean"] for of in end]) for end in (found[:count], found[-count:]))
+    first, last = (mean([number(of["reward_mean"]) for of in end]) for end in (found[:count], found[-count:]))
     variances = (
         number(of.get("reward_std")) ** 2 / max(1, number(of.get("trials")))
         for of in found[:count] + found[-count:]
     )
-    errors = (last - first) / max(math.sqrt(sum(variances)) / count, 1e-9)
+    errors = (last - first) / max(math.sqrt(sum(variances)) / count, LEAST_ERROR)
     return {
         "count": count,
         "first": first,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 from rich import box
@@ -13,8 +15,13 @@ from rich.table import Table
 
 from recipe.errors import BadInputError, RecipeError
 from recipe.files import write_whole
-from recipe.watch.curves import PHASES, draw, number, svg
-from recipe.watch.history import History, Rollout, read, settings_of
+from recipe.untrusted import clean
+from recipe.watch.curves import PHASES, draw, svg
+from recipe.watch.history import History, Rollout, read, saved_at, settings_of
+from recipe.watch.metrics import number
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LEGEND = (
     "reward: mean±spread; groups: kept/dropped/surplus; KL to the reference; entropy in nats a token; "
@@ -27,16 +34,18 @@ DOTS_PER_INCH = 150
 def show(run: Path, console: Console) -> History:
     """Prints the report and writes RUN/report/, whatever state the run is in.
 
-    Raises BadInputError when the folder is no run's.
+    Raises BadInputError when report/ leads elsewhere.
     """
-    if not any((run / name).exists() for name in ("events.jsonl", "run_manifest.json")):
-        raise BadInputError("there is nothing to report", expected="a run's folder", found=run)
     history = read(run)
-    _write(run, history)
+    try:
+        _write(run, history)
+    except OSError as error:
+        error.filename = str(run / "report")  # and not a part of a file that is gone by now
+        raise
     if history.rollouts:
         console.print(table(history))
     for line in summary(run, history):
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        console.print(clean(line), soft_wrap=True, highlight=False, markup=False)
     return history
 
 
@@ -44,26 +53,34 @@ def _write(run: Path, history: History) -> None:
     from recipe.watch import page
 
     folder = run / "report"
+    if folder.is_symlink():
+        raise BadInputError("a report is not written through a link", expected="a folder", found=folder)
     folder.mkdir(exist_ok=True)
     write_whole(folder / "metrics.json", json.dumps(history.metrics, indent=2, sort_keys=True) + "\n")
     pictures = []
-    for name, meaning, figure in draw({run.name: history.rollouts}):
-        figure.savefig(folder / f"{name}.png", dpi=DOTS_PER_INCH)
+    for name, meaning, figure in draw({run.resolve().name: history.rollouts}):
+        _save(figure, folder / f"{name}.png")
         pictures.append((name, meaning, Markup(svg(figure))))  # noqa: S704 - ours, from numbers
     write_whole(folder / "index.html", page.write(run, history, pictures, _measured(run, history)))
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """A picture that a reader never sees half-written."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        figure.savefig(partial, format="png", dpi=DOTS_PER_INCH)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _measured(run: Path, history: History) -> dict[str, tuple[float, float]]:
     """What was planned and what came of it; nothing for a run without a rollout, or of another version's settings."""
     from recipe.doctor.plan import build
-    from recipe.doctor.plan_report import against
-    from recipe.resolve import restore
+    from recipe.doctor.plan_report import against, restored
 
-    settings = settings_of(run)
-    if not history.rollouts or "env_file" not in settings:
-        return {}
     try:
-        return against(build(restore(settings)), run)
+        return against(build(restored(run)), history, run)
     except RecipeError:
         return {}
 
@@ -72,7 +89,7 @@ def table(history: History) -> Table:
     """A row a rollout, narrow enough for 80 columns."""
     shown = Table(box=box.SIMPLE_HEAD, padding=0, caption=LEGEND, caption_justify="left")
     for heading in ("", "reward", "groups", "turns", "KL", "entropy", "Δlogprob", "grad", *PHASES.values()):
-        shown.add_column(heading, justify="right", no_wrap=True)
+        shown.add_column(heading, justify="right", overflow="fold")
     for rollout in history.rollouts:
         shown.add_row(*_cells(rollout))
     return shown
@@ -102,7 +119,7 @@ def summary(run: Path, history: History) -> list[str]:
         "page": run / "report" / "index.html",
         "metrics": run / "report" / "metrics.json",
         "trials": run / "trials",
-        "checkpoint": history.checkpoints[-1] if history.checkpoints else "none was due",
+        "checkpoint": saved_at(run, history.checkpoints[-1]) if history.checkpoints else "none was due",
         "logs": run / "logs",
         "what ran": run / "run_manifest.md",
     }

@@ -17,8 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from recipe.events import EventReader
-from recipe.watch.history import History, manifest_of, settings_of
-from recipe.watch.metrics import METRICS
+from recipe.untrusted import clean
+from recipe.watch.history import History, manifest_of, saved_at, settings_of, window
+from recipe.watch.metrics import METRICS, number
 
 SHOWN = (
     *(
@@ -39,10 +40,11 @@ REDRAW_SECONDS = 2.0
 
 def show(run: Path, console: Console, *, follow: bool) -> None:
     """Prints where the run is; with `follow`, anew until it no longer runs."""
-    history, reader = History(), EventReader(run / "events.jsonl")
+    history, reader = History(*window(manifest_of(run))), EventReader(run / "events.jsonl")
     state = "running"
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
+            history.until = window(manifest_of(run))[1]
             for event in reader.new():
                 history.take(event)
             before, state = state, (found := facts(run, history))["state"]
@@ -60,10 +62,12 @@ def facts(run: Path, history: History) -> dict[str, Any]:
     state = "ended" if manifest.get("ended") else "running" if is_followed(run) else "dead"
     if state == "running":
         history.pass_time(time.time())
+    elif state == "dead":  # nobody stops its sandboxes
+        history.sandboxes.now = max(history.now, time.time())
     done, wanted = len(history.rollouts), settings.get("num_rollout")
     price, hours = settings.get("sandbox_hour_price"), history.sandboxes.hours
     return {
-        "run": str(run),
+        "run": clean(str(run)),
         "state": state,
         **{name: settings.get(name) for name in ("engine", "agent", "sandbox_backend")},
         **{name: manifest.get(name) for name in ("exit_code", "error", "ended")},
@@ -81,7 +85,7 @@ def facts(run: Path, history: History) -> dict[str, Any]:
         "metrics": {
             name: {"first": values[0], "before": values[max(0, len(values) - 2)], "newest": values[-1]}
             for name in SHOWN
-            if (values := history.values(name))
+            if (values := [number(one.metrics[name]) for one in history.rollouts if name in one.metrics])
         },
         "groups": {
             "newest": {name: history.newest.get(f"groups_{name}") for name in ("kept", "dropped", "surplus")},
@@ -144,7 +148,7 @@ def block(of: dict[str, Any]) -> Group:
     lines.add_column(style="bold", no_wrap=True)
     lines.add_column(overflow="fold")
     for name, told in _lines(of):
-        lines.add_row(name, Text(told))
+        lines.add_row(clean(name), Text(clean(told)))
     return Group(lines, *([_table(of["metrics"])] if of["metrics"] else []))
 
 
@@ -171,7 +175,8 @@ def _lines(of: dict[str, Any]) -> Iterator[tuple[str, str]]:
         )
         yield "left", f"{memory:,.0f} of {total:,.0f} GB memory, {disk:,.0f} GB disk"
     paths = of["checkpoints"]
-    yield "saved", f"{len(paths)} checkpoints, the last {paths[-1]}" if paths else "no checkpoint yet"
+    last = saved_at(Path(of["run"]), paths[-1]) if paths else None
+    yield "saved", f"{len(paths)} checkpoints, the last {last}" if paths else "no checkpoint yet"
     alarms = of["alarms"]
     yield "alarms", f"{len(alarms)}" if alarms else "none"
     for alarm in alarms[-FEW:]:
@@ -204,9 +209,9 @@ def _now(of: dict[str, Any]) -> str:
 def _told_groups(groups: dict[str, Any]) -> str:
     parts, newest = [], groups["newest"]
     if newest["kept"] is not None:
-        dropped = sum((newest["dropped"] or {}).values())
+        dropped = number(newest["dropped"] or {})
         parts.append(
-            f"newest rollout {newest['kept']} kept, {dropped} dropped, {newest['surplus'] or 0} surplus"
+            f"newest rollout {newest['kept']} kept, {dropped:g} dropped, {newest['surplus'] or 0} surplus"
         )
     for name, counts in (("this one so far", groups["current"]), ("dropped in all", groups["dropped"])):
         if counts:
@@ -217,7 +222,7 @@ def _told_groups(groups: dict[str, Any]) -> str:
 def _table(metrics: dict[str, dict[str, float]]) -> Table:
     shown = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("", "first", "before", "newest", "unit"):
-        shown.add_column(heading, justify="left" if heading in ("", "unit") else "right", no_wrap=True)
+        shown.add_column(heading, justify="left" if heading in ("", "unit") else "right", overflow="fold")
     for metric in METRICS:
         if values := metrics.get(metric.name):
             numbers = (f"{values[name]:.4g}" for name in ("first", "before", "newest"))

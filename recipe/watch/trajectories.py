@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from recipe.untrusted import clean, open_file
 
 # Of a file no more is read: an agent's output must not fill the memory of who reads the report.
 FILE_BYTES = 32 * 2**20
@@ -20,15 +21,6 @@ FIRST_TURNS, LAST_TURNS = 10, 10
 # Of a turn: its reasoning, its text and its calls.
 PARTS = 12
 NAME = re.compile(r"\w[\w.-]{0,200}")
-
-# ECMA-48: control sequences, strings for the terminal (titles, links), and short escapes.
-ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]+[0-~]|[@-Z\\-_])")
-# What is left of the control characters becomes its picture; C1, and what turns the direction of text, a question.
-PICTURES = (
-    {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
-    | {0x7F: 0x2421}
-    | dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
-)
 
 
 @dataclass(frozen=True)
@@ -67,12 +59,6 @@ class Trajectory:
     turns: list[Turn]
     left_out: int
     parts: list[tuple[str, Text]]
-
-
-def clean(text: str) -> str:
-    """Text without control codes, lone surrogates and marks that reorder it."""
-    text = ESCAPE.sub("", text.replace("\r\n", "\n")).translate(PICTURES)
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def read(trials: Path, name: object) -> Trajectory:
@@ -138,10 +124,7 @@ def _contents(folder: Path, name: str) -> bytes:
     try:
         if path.parent.is_symlink():
             return b""
-        # A pipe would keep its reader waiting.
-        with os.fdopen(
-            os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb"
-        ) as file:
-            return file.read(FILE_BYTES) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+        with open_file(path, os.O_NOFOLLOW) as file:
+            return file.read(FILE_BYTES)
     except OSError:
         return b""

@@ -84,3 +84,26 @@ def test_a_line_is_printed_once_even_if_a_signal_comes_right_after_it():
         interrupts.hold()
         shown.note("second")
     assert [line.split()[-1] for line in out.getvalue().splitlines()] == ["first", "second"]
+
+
+def test_what_a_job_logs_is_no_code_for_the_terminal():
+    out = io.StringIO()
+    with Display(Console(file=out, width=80), rollouts=1) as shown:
+        shown.log_line("\x1b]0;title\x07a\x9b31mb\u202ec")
+        shown.note("\x1b[2Jnote")
+    assert "a\ufffd31mb\ufffdc" in out.getvalue()
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(out.getvalue())
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"kind": "rollout", "metrics": {"reward_mean": None, "audit/x": "much"}, "seconds": {}},
+        {"kind": "rollout", "metrics": {}, "seconds": None},
+        {"kind": "warm_start", "step": None, "steps": 0, "loss": None},
+        {"kind": "phase", "phase": None},
+        {"kind": "trial", "trial": None, "state": "started"},
+    ],
+)
+def test_an_event_that_lacks_a_number_is_shown_or_passed_over(event):
+    show(Console(file=io.StringIO(), width=80), [event])

@@ -26,6 +26,7 @@ from recipe.run.follow import follow
 from recipe.run.interrupts import Interruption, Interrupts
 from recipe.run.parts import Run
 from recipe.run.ray_job import LeftJobError
+from recipe.watch.live import Watch
 
 ALARM = {"alarm": "entropy", "rollout": 0, "found": "0.01", "do": "lower LR"}
 
@@ -286,3 +287,47 @@ def test_the_agent_servers_log_is_capped_while_the_job_runs(run, monkeypatch):
     run.folder.agent_server_log.write_text("a line\n" * 1000)
     follow(run, Job([nothing] * 10), (), tracked=True)
     assert run.folder.agent_server_log.stat().st_size <= 800
+
+
+@dataclass
+class Broken(Observer):
+    def take(self, event: Event) -> list[Event]:
+        raise KeyError("time")
+
+    def tick(self) -> list[Event]:
+        raise ValueError("no host")
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+def test_an_observer_that_fails_ends_no_run_and_is_told_once(run, tracked):
+    other = Observer()
+    say(run, "phase", phase="start", rollout=None)()
+    job = Job([say(run, "phase", phase="generate", rollout=0), *[nothing] * 9])
+    follow(run, job, (), tracked=tracked, observers=(Broken(), other))
+    assert output(run).count("though its Broken fails") == 1
+    assert {"phase", "resources"} <= set(kinds(other.seen))
+    assert events(run)[-1]["status"] == "succeeded"
+
+
+def test_a_line_that_is_no_event_ends_no_run(run):
+    def write() -> None:
+        with run.folder.events.open("ab") as file:
+            file.write(b'\xff\xfe{"broken\n[1,2]\n{"kind": "note"}\n{"kind": "phase", "time": Infinity}\n')
+            odd = {
+                "kind": "rollout",
+                "time": 1,
+                "metrics": {"reward_mean": "x", "audit/y": []},
+                "seconds": {},
+            }
+            file.write(json.dumps(odd).encode() + b"\n")
+
+    watch = Watch(run.folder.path, run.settings)
+    follow(run, Job([write, *[nothing] * 5]), (), tracked=True, observers=(watch,))
+    assert events(run)[-1]["status"] == "succeeded"
+    assert "the run goes on, though" not in output(run)
+
+
+def test_a_run_ends_in_its_events_whatever_ends_it(run):
+    with pytest.raises(ZeroDivisionError):
+        follow(run, Job([raising(ZeroDivisionError("of ours"))]), (), tracked=True)
+    assert events(run)[-1]["error"] == "ZeroDivisionError('of ours')"

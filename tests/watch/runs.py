@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 Change = Callable[[int, dict[str, Any]], None]
-START = 1_800_000_000.0
+START = 1_700_000_000.0
 # A rollout of production takes about an hour.
 SECONDS = {"update_weights": 60.0, "generate": 2000.0, "train": 1500.0, "save": 40.0}
 SETTINGS: dict[str, Any] = {
@@ -181,10 +182,11 @@ def write(run: Path, events: list[dict[str, Any]], *, exit_code: int | None = 0,
     (run / "launcher").mkdir(parents=True)
     (run / "launcher" / "lock").touch()
     (run / "launcher" / "job.json").write_text(json.dumps({"job_id": "j", "settings": chosen}))
-    ended = None if exit_code is None else "2026-11-29T22:00:00+00:00"
+    times = [event["time"] for event in events] or [START]
+    started, ended = (datetime.fromtimestamp(moment, UTC).isoformat() for moment in (times[0], times[-1]))
     manifest = {
-        "started": "2026-11-29T21:00:00+00:00",
-        "ended": ended,
+        "started": started,
+        "ended": None if exit_code is None else ended,
         "exit_code": exit_code,
         "error": "the job failed" if exit_code else None,
         "pins": {"miles": "https://example.org/miles@0123456789"},

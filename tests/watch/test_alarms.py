@@ -260,3 +260,76 @@ def test_names_are_told_apart_and_every_alarm_has_its_rehearsal():
 
 def test_the_page_of_alarms_is_as_its_table_writes_it():
     assert PAGE.read_text() == markdown()
+
+
+def spoiled(change, name, value):
+    """A fault in a run of which one rollout told too little."""
+
+    def metrics(rollout, part):
+        change(rollout, part)
+        if rollout == 2:
+            part[name] = value
+
+    return metrics
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, None, "x"])
+@pytest.mark.parametrize(
+    ("alarm", "metric", "change"),
+    [
+        ("entropy-collapse", "entropy", times(0.01, "entropy")),
+        ("longer-replies", "response_tokens_mean", times(10, "response_tokens_mean")),
+        ("shorter-replies", "response_tokens_mean", times(0.1, "response_tokens_mean")),
+        ("reward-fall", "reward_mean", set_to(0.0, "reward_mean", "reward_std")),
+        ("reward-fall", "reward_std", set_to(0.0, "reward_mean", "reward_std")),
+    ],
+)
+def test_one_number_that_is_none_silences_no_alarm(alarm, metric, change, value):
+    assert alarm in {
+        one["alarm"] for one in replay(healthy(20, metrics=spoiled(change, metric, value)), SETTINGS)
+    }
+
+
+@pytest.mark.parametrize("value", [math.nan, None])
+def test_a_loss_of_null_is_not_finite_and_one_that_is_absent_is_not_known(value):
+    found = {one["alarm"] for one in replay(healthy(5, metrics=set_from_start(loss=value)), SETTINGS)}
+    assert {"not-finite", "skipped-updates"} <= found
+    found = {one["alarm"] for one in replay(healthy(5, metrics=set_from_start(grad_norm=value)), SETTINGS)}
+    assert "not-finite" in found
+
+    def unknown(_rollout, part):
+        part["grad_norm"] = value
+        del part["valid_step"]
+
+    assert "skipped-updates" in {one["alarm"] for one in replay(healthy(5, metrics=unknown), SETTINGS)}
+
+    def absent(_rollout, part):
+        for name in ("loss", "grad_norm", "valid_step"):
+            del part[name]
+
+    assert replay(healthy(5, metrics=absent), SETTINGS) == []
+
+
+def set_from_start(**values):
+    return lambda _rollout, part: part.update(values)
+
+
+def test_stop_on_is_read_in_any_case_and_none_stands_alone():
+    assert stopping("KL, Stall") == {"kl", "stall"}
+    assert stopping("NONE") == frozenset()
+    with pytest.raises(BadInputError, match="stands alone"):
+        stopping("none,kl")
+
+
+@pytest.mark.parametrize(("stop_on", "action"), [("old-alarm", "warn"), ("old-alarm,kl", "stop")])
+def test_a_name_of_another_version_in_stop_on_stops_nothing(stop_on, action):
+    high = set_from_start(kl=9.0)
+    (alarm,) = replay(healthy(2, metrics=high), {**SETTINGS, "stop_on": stop_on})
+    assert (alarm["alarm"], alarm["action"]) == ("kl", action)
+
+
+def test_hours_below_one_are_told():
+    gone = {"time": 1.0, "kind": "sandbox", "sandbox": "a", "state": "deleted", "seconds": 30.0}
+    events = [gone, {"time": 2.0, "kind": "resources"}]
+    (found,) = replay(events, {**SETTINGS, "sandbox_hours_max": 0.005})
+    assert found["found"] == "0.00833 h, 0.005 h allowed"

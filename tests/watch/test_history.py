@@ -9,13 +9,15 @@ import pytest
 from runs import START, healthy, write
 
 from recipe.errors import BadInputError
-from recipe.watch.history import History, latest_run, read, settings_of
+from recipe.events import parse
+from recipe.watch.history import History, latest_run, manifest_of, read, require_run, settings_of
 
 
 def taken(*events):
     history = History()
     for number, event in enumerate(events):
-        history.take({"time": START + number, **event})
+        if sound := parse(json.dumps({"time": START + number, **event}).encode()):
+            history.take(sound)
     return history
 
 
@@ -179,6 +181,48 @@ def test_the_latest_run_is_the_one_begun_last(tmp_path):
     os.utime(tmp_path / "b", (1, 1))
     assert latest_run(tmp_path) == tmp_path / "a"
     manifest = tmp_path / "b" / "run_manifest.json"
-    manifest.write_text(manifest.read_text().replace("T21:00", "T21:30"))
+    manifest.write_text(manifest.read_text().replace("T22:13", "T22:43"))
     os.utime(tmp_path / "b", (1, 1))
     assert latest_run(tmp_path) == tmp_path / "b"
+
+
+@pytest.mark.parametrize(
+    "manifest", ["[]", "3", "{", '{"settings": null}', '{"settings": ["a"], "nodes": 5}']
+)
+def test_a_manifest_of_another_form_tells_nothing(tmp_path, manifest):
+    (tmp_path / "run_manifest.json").write_text(manifest)
+    assert (settings_of(tmp_path), manifest_of(tmp_path).get("nodes")) == ({}, None)
+
+
+def test_a_setting_has_a_value_and_a_source_and_counts_only_as_a_number(tmp_path):
+    told = {"lr": {"value": 1}, "flat": 3, "num_rollout": {"value": "many", "source": "default"}}
+    (tmp_path / "run_manifest.json").write_text(json.dumps({"settings": told, "nodes": [3, {"ip": "a"}]}))
+    assert settings_of(tmp_path) == {"lr": 1, "num_rollout": None}
+    assert manifest_of(tmp_path)["settings"]["lr"]["source"] == "not recorded"
+    assert manifest_of(tmp_path)["nodes"] == [{"ip": "a"}]
+
+
+def test_a_pipe_is_no_manifest(tmp_path):
+    os.mkfifo(tmp_path / "run_manifest.json")
+    assert manifest_of(tmp_path) == {}
+
+
+@pytest.mark.parametrize("odd", [5.0, START + 50 * 365 * 86400])
+def test_one_odd_clock_makes_no_long_run(tmp_path, odd):
+    events = healthy(2)
+    start = {"time": odd, "kind": "sandbox", "sandbox": "x", "state": "created"}
+    history = read(write(tmp_path / "run", [events[0], start, *events[1:]]))
+    assert history.now - history.started == pytest.approx(events[-1]["time"] - START, abs=2)
+    assert history.sandboxes.hours < 2 * 20 * 8
+
+
+def test_what_is_not_finite_is_no_value():
+    history = taken(rollout(0, kl=1), rollout(1, kl=float("nan")), rollout(2, kl=None), rollout(3, kl=2))
+    assert history.values("kl") == [1, 2]
+
+
+def test_a_folder_without_events_and_manifest_is_no_run(tmp_path):
+    with pytest.raises(BadInputError, match="no such run"):
+        require_run(tmp_path)
+    (tmp_path / "events.jsonl").touch()
+    assert require_run(tmp_path) == tmp_path

@@ -6,6 +6,8 @@ import json
 import shutil
 import subprocess
 import sys
+import time
+from datetime import UTC, datetime
 
 import pytest
 from runs import SETTINGS, START, healthy, write
@@ -98,11 +100,13 @@ def test_a_folder_that_is_gone_does_not_end_the_watch(watch, tmp_path):
 
 def test_a_stall_is_raised_while_nothing_happens(watch):
     watcher = watch()
-    for event in healthy(4, ended=False):
-        watcher.take(event)
-    # These events are of the future: the last phase has just begun, unless the clock says otherwise.
+    events = healthy(4, ended=False)
+    late = time.time() - events[-1]["time"]
+    for event in events:
+        watcher.take({**event, "time": event["time"] + late})
+    watcher.take({"time": time.time(), "kind": "phase", "phase": "generate", "rollout": 4})
     assert "stall" not in {event.get("alarm") for event in watcher.tick()}
-    watcher.take({"time": 1_000_000_000.0, "kind": "phase", "phase": "generate", "rollout": 4})
+    watcher.take({"time": time.time() - 20_000, "kind": "phase", "phase": "generate", "rollout": 4})
     assert "stall" in {event.get("alarm") for event in watcher.tick()}
 
 
@@ -119,3 +123,27 @@ def test_the_command_tells_the_alarms_and_fails(tmp_path):
 def test_the_command_has_nothing_against_a_healthy_run(tmp_path):
     told = alarms(write(tmp_path / "good", healthy(3)))
     assert (told.returncode, told.stdout) == (0, "no alarm\n")
+
+
+def test_the_command_says_when_there_was_nothing_to_judge(tmp_path):
+    told = alarms(write(tmp_path / "empty", []))
+    assert (told.returncode, told.stdout) == (0, "no event yet, so nothing to judge\n")
+
+
+def test_the_command_judges_a_run_whose_stop_on_names_what_is_no_alarm_now(tmp_path):
+    told = alarms(write(tmp_path / "old", healthy(1), stop_on="old-alarm"))
+    assert (told.returncode, told.stdout) == (0, "no alarm\n")
+    assert "old-alarm" in told.stderr
+
+
+def test_one_odd_clock_raises_no_alarm_while_a_run_goes_on(watch, tmp_path):
+    now = time.time()
+    moment = datetime.fromtimestamp(now - 60, UTC).isoformat()
+    (tmp_path / "run_manifest.json").write_text(json.dumps({"started": moment}))
+    watcher = watch(sandbox_hours_max=("100", "x"))
+    created = {"kind": "sandbox", "sandbox": "a", "state": "created"}
+    for odd in ({**created, "time": 5.0}, {"kind": "phase", "phase": "train", "time": now + 1e9}):
+        assert watcher.take(odd) == []
+    assert [event["kind"] for event in watcher.tick()] == ["resources"]
+    seen = {"time": now, "kind": "resources"}
+    assert watcher.take(seen) == []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+from pathlib import Path
 
 import pytest
 import runs
@@ -116,7 +118,46 @@ def test_a_run_on_the_cluster_is_not_said_to_be_a_tiny_one(tmp_path):
     assert "ran on the cluster" in text
 
 
-def test_a_folder_that_is_no_runs_is_refused_and_left_alone(tmp_path):
-    with pytest.raises(BadInputError, match="nothing to report"):
-        shown(tmp_path)
-    assert not list(tmp_path.iterdir())
+def test_a_report_is_not_written_through_a_link(run, tmp_path):
+    folder = run("run")
+    (tmp_path / "other").mkdir()
+    (folder / "report").symlink_to(tmp_path / "other")
+    with pytest.raises(BadInputError, match="not written through a link"):
+        shown(folder)
+    assert not list((tmp_path / "other").iterdir())
+
+
+def test_a_picture_is_written_whole_or_not_at_all(run, monkeypatch):
+    folder = run("run")
+    shown(folder)
+    before = (folder / "report" / "kl.png").read_bytes()
+
+    def full(_figure, partial, **_how):
+        Path(partial).write_bytes(before[:100])
+        raise OSError(errno.ENOSPC, "No space left on device", str(partial))
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    with pytest.raises(OSError, match="No space left") as failed:
+        shown(folder)
+    assert failed.value.filename == str(folder / "report")
+    assert (folder / "report" / "kl.png").read_bytes() == before
+    assert not list((folder / "report").glob(".*"))
+
+
+def test_the_report_of_this_folder_has_its_name_and_a_moved_run_its_checkpoint(run, monkeypatch):
+    folder = run("run")
+    EventLog(folder / "events.jsonl").write("checkpoint", rollout=1, path="/elsewhere/run/checkpoints/iter_3")
+    (folder / "checkpoints" / "iter_3").mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    assert "checkpoint    checkpoints/iter_3\n" in shown(Path())
+    assert "<h1>run</h1>" in Path("report/index.html").read_text()
+
+
+def test_no_code_for_the_terminal_is_shown(run):
+    folder = run("run")
+    EventLog(folder / "events.jsonl").write("checkpoint", rollout=1, path="\x1b[2J\x9b31mx\u202e")
+    assert not {"\x1b", "\x9b", "\u202e"} & set(shown(folder))
+
+
+def test_numbers_of_a_narrow_terminal_are_whole(run):
+    assert "…" not in shown(run("run"), width=40).partition("page")[0]

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipe.untrusted import clean
 from recipe.watch import trajectories
-from recipe.watch.trajectories import Text, clean, read
+from recipe.watch.trajectories import Text, read
 
 
 @pytest.fixture
