@@ -17,7 +17,7 @@ def read_text(path: Path) -> str:
         raise BadInputError("a file can't be read", expected="UTF-8 text", found=error, where=path) from None
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a file that a reader never sees half-written; its mode stays, a link to it too.
 
     Raises BadInputError when something other than a file is there, else OSError; leaves nothing half-written.
@@ -28,10 +28,13 @@ def write_whole(path: Path, text: str) -> None:
     # Two runs may write one file of a shared cache at the same time.
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(content if isinstance(content, bytes) else content.encode())
         if target.exists():
             partial.chmod(target.stat().st_mode)
         partial.replace(target)
+    except OSError as error:
+        error.filename = str(path)  # and not a part of it that is gone by then
+        raise
     finally:
         partial.unlink(missing_ok=True)
 

@@ -122,8 +122,4 @@ def _write(
         rows=rows,
         pictures=pictures,
     )
-    try:
-        write_whole(html, page)
-    except OSError as error:
-        error.filename = str(html)  # and not a part of it that is gone by now
-        raise
+    write_whole(html, page)

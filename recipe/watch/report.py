@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 from rich import box
@@ -19,9 +18,6 @@ from recipe.untrusted import clean
 from recipe.watch.curves import PHASES, draw, svg
 from recipe.watch.history import History, Rollout, read, saved_at, settings_of
 from recipe.watch.metrics import number
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LEGEND = (
     "reward: mean±spread; groups: kept/dropped/surplus; KL to the reference; entropy in nats a token; "
@@ -37,11 +33,7 @@ def show(run: Path, console: Console) -> History:
     Raises BadInputError when report/ leads elsewhere.
     """
     history = read(run)
-    try:
-        _write(run, history)
-    except OSError as error:
-        error.filename = str(run / "report")  # and not a part of a file that is gone by now
-        raise
+    _write(run, history)
     if history.rollouts:
         console.print(table(history))
     for line in summary(run, history):
@@ -59,19 +51,11 @@ def _write(run: Path, history: History) -> None:
     write_whole(folder / "metrics.json", json.dumps(history.metrics, indent=2, sort_keys=True) + "\n")
     pictures = []
     for name, meaning, figure in draw({run.resolve().name: history.rollouts}):
-        _save(figure, folder / f"{name}.png")
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", dpi=DOTS_PER_INCH)
+        write_whole(folder / f"{name}.png", picture.getvalue())
         pictures.append((name, meaning, Markup(svg(figure))))  # noqa: S704 - ours, from numbers
     write_whole(folder / "index.html", page.write(run, history, pictures, _measured(run, history)))
-
-
-def _save(figure: Figure, path: Path) -> None:
-    """A picture that a reader never sees half-written."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        figure.savefig(partial, format="png", dpi=DOTS_PER_INCH)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _measured(run: Path, history: History) -> dict[str, tuple[float, float]]:
