@@ -1,0 +1,63 @@
+"""No command tells a secret, wherever it was given: planted ones are looked for in all that is printed or written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipe.settings import SECRETS
+
+PROJECT = Path(__file__).parents[2]
+CLUSTER = ["HEAD_IP=127.0.0.1", f"TASKS_DIR={PROJECT}/recipe/tasks/smoke"]
+GKE = ["GKE_PROJECT_ID=my-project", "GKE_REGION=us-central1", "GKE_CLUSTER_NAME=sandboxes"]
+COMMANDS = [
+    ["--help"],
+    ["settings"],
+    ["smoke", "--dry-run"],
+    ["smoke", "--dry-run", "--json"],
+    ["smoke", "NUM_ROLLOUT=none"],
+    ["train-camel", "--dry-run", *CLUSTER],
+    ["train-camel", "--dry-run", "SANDBOX_BACKEND=modal", *CLUSTER],
+    ["train-terminus2", "--dry-run", "--json", "SANDBOX_BACKEND=daytona", *CLUSTER],
+    ["train-camel", "WANDB_API_KEY=", "LR=1", *CLUSTER],
+    ["doctor", "--no-cluster", "SANDBOX_BACKEND=daytona", "DAYTONA_API_URL=http://127.0.0.1:9", *CLUSTER],
+    ["doctor", "--no-cluster", "--json", "SANDBOX_BACKEND=modal", *CLUSTER],
+    ["plan", *CLUSTER],
+    ["report-env", *CLUSTER],
+    ["contract", "MILES_DIR=missing"],
+    ["prepare", "--dry-run"],
+    ["pins-check", "--online", "off"],
+    ["export", "missing", "out"],
+    ["attach", "missing"],
+    ["status", "missing"],
+    ["sandboxes", "list", "--all", "--backend", "local"],
+    ["gke", "create", "--dry-run", *GKE],
+    ["container", "start", "--recipe", "camel", "--model-root", "/m", "--data-dir", "/d"],
+]
+
+
+@pytest.mark.parametrize("way", ["environment", "file"])
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_no_command_tells_a_secret(command, way, tmp_path):
+    # Of the forms that their checks take, else a command would stop at the first of them.
+    planted = {name.upper(): f"PLANTED{name.replace('_', '')}".ljust(40, "0") for name in SECRETS}
+    lines = "".join(f"{name}={value}\n" for name, value in planted.items())
+    (tmp_path / ".env").write_text(lines if way == "file" else "")
+    given = planted if way == "environment" else {}
+    run = subprocess.run(
+        [sys.executable, "-m", "recipe", *command],
+        cwd=tmp_path,
+        env={**os.environ, **given, "PYTHONPATH": str(PROJECT), "DAYTONA_API_URL": "http://127.0.0.1:9"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".env"]
+    assert "PLANTED" not in run.stdout + run.stderr
+    assert not any(b"PLANTED" in content for content in written)
+    assert "Traceback" not in run.stderr
+    assert run.stdout + run.stderr
