@@ -61,7 +61,7 @@ class Launched:
 
     def end(self) -> tuple[int, str]:
         """Exit code and the output."""
-        return self.process.wait(timeout=90), self.output
+        return self.process.wait(timeout=240), self.output
 
     @property
     def manifest(self) -> dict[str, Any]:
