@@ -62,7 +62,7 @@ alarms:  ## judge a run once more by the limits of docs/alarms.md
 	@$(BASE) -- recipe alarms $(if $(RUN),"$$RUN") $(ARGS)
 
 report:  ## write a run's report anew: a page, its curves, its metrics
-	@$(BASE) -- recipe report $(if $(RUN),"$$RUN")
+	@$(BASE) -- recipe report $(if $(RUN),"$$RUN") $(ARGS)
 
 compare:  ## show what differs between two runs: RUN=runs/A OTHER=runs/B; ARGS='--html FILE'
 	@$(BASE) -- recipe compare "$$RUN" "$$OTHER" $(ARGS)
@@ -107,7 +107,9 @@ pins-bump:  ## pin another commit: RECIPE=camel SOURCE=miles REV=<40 hex digits>
 	@$(BASE) -- recipe pins-bump --recipe "$$RECIPE" --source "$$SOURCE" --rev "$$REV" --nar-hash "$$NAR_HASH"
 
 # Words of these targets that are no settings.
-$(WITH_WORDS): export MAKE_VARIABLES = $(filter-out $(addsuffix =%,ARGS RUN OTHER OUT ITER ONLINE RECIPE SOURCE REV NAR_HASH),$(MAKEOVERRIDES))
+# A space inside of a value is written with a backslash, at which filter-out would take the value apart.
+SPACE := $() $()
+$(WITH_WORDS): export MAKE_VARIABLES = $(subst |SPACE|,\$(SPACE),$(filter-out $(addsuffix =%,ARGS RUN OTHER OUT ITER ONLINE RECIPE SOURCE REV NAR_HASH),$(subst \$(SPACE),|SPACE|,$(MAKEOVERRIDES))))
 
 flake-check:  ## check the Nix flake without a network (needs nix: apt-get install nix-bin)
 	@nix/check.sh
@@ -124,7 +126,7 @@ format:  ## format the code and mend what can be mended
 types:  ## check types
 	@$(DEV) mypy
 
-rehearse:  ## break the local job in every way that is known, one at a time; half an hour; ARGS='--only NAME'
+rehearse:  ## break the local job in every way that is known, one at a time; forty minutes; ARGS='--only NAME'
 	@$(DEV) python -m rehearsal $(ARGS)
 
 bench:  ## compare the local engine's speed with transformers and TRL

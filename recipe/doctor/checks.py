@@ -247,6 +247,11 @@ def _quota_unasked(settings: Settings) -> str:
     return f"{settings.sandbox_backend} does not tell its limits here: {asked}"
 
 
+def _engine_unasked(settings: Settings) -> str:
+    there = settings.engine == "local" or (settings.miles_dir / "train.py").is_file()
+    return "" if there else f"there is no Miles to read in {settings.miles_dir}"
+
+
 def _backend_unasked(settings: Settings) -> str:
     if settings.sandbox_backend == "local":
         return "bubblewrap is tried with the tasks, at the start"
@@ -275,7 +280,8 @@ CHECKS = (
     Check("free memory", memory, "the kernel ends a process of the run", engine="local"),
     Check("model", head_node.model, "SGLang or Megatron finds no weights", engine="miles"),
     Check("checkouts", head_node.checkouts, "train.py is not there", engine="miles"),
-    Check("engine", engine_takes_it, "a flag is refused after the GPUs were taken, or ignored"),
+    Check("engine", engine_takes_it, "a flag is refused after the GPUs were taken, or ignored",
+          unasked=_engine_unasked),
     Check("agent server's port", agent_server_port, "the agent server can't listen"),
     Check("session servers' ports", session_server_ports, "a session server can't listen"),
 )  # fmt: skip

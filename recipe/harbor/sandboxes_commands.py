@@ -47,10 +47,10 @@ def clean(
     settings, folder = _chosen(run, backend, everything=everything)
     host, left = leftover_sandboxes.host_of(settings), {}
     found = leftover_sandboxes.of_run(host, folder) if folder else leftover_sandboxes.listed(host)
-    if delete and found:
+    if delete:
         # A run that somebody still follows needs its sandboxes.
         with RunFolder(folder).locked() if folder else contextlib.nullcontext():
-            left = leftover_sandboxes.delete(host, found)
+            left = leftover_sandboxes.delete(host, found) if found else {}
     if as_json:
         rows = [{"id": one.id, "state": one.state, "error": left.get(one.id)} for one in found]
         facts = {"backend": settings.sandbox_backend, "run": folder and folder.name, "deleted": delete}
@@ -62,7 +62,11 @@ def clean(
         what = (
             f"{len(found)} sandboxes of {folder.name if folder else 'Harbor'} at {settings.sandbox_backend}"
         )
-        print(f"{what}, {len(left)} could not be deleted" if delete else f"{what}; nothing was deleted")
+        print(
+            f"{what}, {len(left)} could not be deleted"
+            if delete and found
+            else f"{what}; nothing was deleted"
+        )
     sys.exit(int(bool(left)))
 
 

@@ -86,7 +86,11 @@ def compare(
 
 def _folder(run: str) -> Path:
     """The run's folder. Raises BadInputError when it is none."""
-    return require_run(Path(run)) if run else latest_run(load_sources(()).runs_root)
+    roots = load_sources(()).runs_root
+    if not run:
+        return latest_run(roots)
+    # A path, or the name of a run in RUNS_ROOT.
+    return require_run(Path(run) if Path(run).exists() else roots / run)
 
 
 def _print_json(found: object) -> None:

@@ -24,6 +24,7 @@ LAST = 3
 # Settings that name a run or what is its own, and facts of a node that pass: they differ between any two runs.
 OWN = ("run_name", "runs_root", "prompt_data", "agent_server_url")
 PASSING = ("memory_available_mib", "space", "runs_space", "shared", "nonce")
+WIDTH = 160
 HEADINGS = ("A first", "B first", "A last", "B last", f"A last {LAST}", f"B last {LAST}", "B - A")
 
 Difference = tuple[str, str, str, str]  # kind, name, the first run's value, the second's
@@ -32,6 +33,8 @@ Row = tuple[str, list[float]]  # a metric's title, and its numbers as in HEADING
 
 def show(runs: tuple[Path, Path], console: Console, html: Path | None = None) -> None:
     """Prints what differs between two runs, and writes it as a page to `html`."""
+    if not console.is_terminal:  # a file or a pipe takes long lines
+        console = Console(width=max(WIDTH, console.width), file=console.file)
     histories = read(runs[0]), read(runs[1])
     found = list(differences(manifest_of(runs[0]), manifest_of(runs[1])))
     rows = list(curves(*histories))

@@ -41,7 +41,7 @@ REDRAW_SECONDS = 2.0
 def show(run: Path, console: Console, *, follow: bool) -> None:
     """Prints where the run is; with `follow`, anew until it no longer runs."""
     history, reader = History(*window(manifest_of(run))), EventReader(run / "events.jsonl")
-    state = "running"
+    state, told = "running", None
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
             history.until = window(manifest_of(run))[1]
@@ -51,7 +51,12 @@ def show(run: Path, console: Console, *, follow: bool) -> None:
             # Seen dead once, it may be about to write its end.
             if not follow or state == "ended" or before == state == "dead":
                 break
-            live.update(block(found), refresh=True)
+            here = (history.phase, history.phase_rollout)
+            if console.is_terminal:
+                live.update(block(found), refresh=True)
+            elif here != told:  # a file or a pipe gets one block a phase
+                console.print(block(found))
+                told = here
             time.sleep(REDRAW_SECONDS)
     console.print(block(found))
 
@@ -176,7 +181,10 @@ def _lines(of: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "left", f"{memory:,.0f} of {total:,.0f} GB memory, {disk:,.0f} GB disk"
     paths = of["checkpoints"]
     last = saved_at(Path(of["run"]), paths[-1]) if paths else None
-    yield "saved", f"{len(paths)} checkpoints, the last {last}" if paths else "no checkpoint yet"
+    yield (
+        "saved",
+        f"{len(paths)} checkpoint{'s' * (len(paths) > 1)}, the last {last}" if paths else "no checkpoint yet",
+    )
     alarms = of["alarms"]
     yield "alarms", f"{len(alarms)}" if alarms else "none"
     for alarm in alarms[-FEW:]:

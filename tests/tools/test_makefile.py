@@ -48,6 +48,12 @@ def test_variables_of_the_command_line_reach_the_command_and_are_named_to_it(mak
     )
 
 
+def test_several_words_go_through_args_and_other_settings_stay(make):
+    told = make("sandboxes", "ARGS=clean --delete", "RUNS_ROOT=/a b", "RUN=runs/a")
+    assert "'sandboxes', 'clean', '--delete', '--run', 'runs/a'] " in told
+    assert told.split("] ")[1].startswith(r"'RUNS_ROOT=/a\\ b' ")
+
+
 def test_an_exported_yes_deletes_nothing(make, monkeypatch):
     assert "'delete', '--yes']" in make("gke-delete", "ARGS=--yes")
     monkeypatch.setenv("ARGS", "--yes")

@@ -137,7 +137,7 @@ def test_everything_that_matters_is_told_in_80_columns(tmp_path):
     assert line(text, "worst").count("task-") == 3
     assert line(text, "sandboxes") == "sandboxes 0 open, 120.0 h of all together, 12.00 USD"
     assert line(text, "left") == "left 900 of 2,000 GB memory, 5,000 GB disk"
-    assert line(text, "saved") == "saved 1 checkpoints, the last checkpoints/iter_0000002"
+    assert line(text, "saved") == "saved 1 checkpoint, the last checkpoints/iter_0000002"
     assert line(text, "warn") == "warn kl: [bold]KL[/] 0.5; look"
     for title in ("reward", "turns", "truncated", "KL", "entropy", "gradient", "speed"):
         assert len(line(text, title).split()) >= 4
