@@ -8,11 +8,11 @@ from pathlib import Path
 
 from recipe.drift import flake, rendered
 from recipe.drift.checkouts import SETTINGS, is_checkout
-from recipe.drift.programs import git
 from recipe.errors import BadInputError
 from recipe.files import read_text
 from recipe.json_text import replaced
 from recipe.pins import FLAKE, UPSTREAM, Feature, FlakeInput, Pins, load_pins, parse_upstream
+from recipe.programs import git
 from recipe.settings import Checkouts
 
 

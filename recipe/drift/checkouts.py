@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recipe.drift.lines import Line, compare, drift, ok, skip
-from recipe.drift.programs import ask, git, git_line, last_line
 from recipe.files import read_text
 from recipe.given import child_environment
 from recipe.json_text import line_of
 from recipe.pins import RELIED_ON, UPSTREAM, Feature, Pins, Source
+from recipe.programs import ask, git, git_line, last_line
 from recipe.settings import Checkouts
 
 SETTINGS = {"miles": "miles_dir", "sglang": "sglang_dir", "harbor": "harbor_dir"}

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from recipe.drift import flake, readers, rendered
 from recipe.drift.lines import Line, compare, drift, ok, skip
-from recipe.drift.programs import TIMED_OUT, ask, git, last_line
 from recipe.files import read_text
 from recipe.given import child_environment
 from recipe.json_text import line_of
 from recipe.pins import IMAGE_PATHS, PINS, RELIED_ON, UPSTREAM, Pins
+from recipe.programs import TIMED_OUT, ask, git, last_line
 from recipe.settings import Checkouts
 
 # A commit of git, a SHA-256 as of an image's digest, and a hash as Nix writes it.

@@ -17,12 +17,12 @@ import httpx
 
 from recipe.drift.flake import Locked, read_lock
 from recipe.drift.lines import Line, compare, skip
-from recipe.drift.programs import TIMED_OUT, ask, git, last_line
 from recipe.errors import BadInputError
 from recipe.files import read_text
 from recipe.given import child_environment
 from recipe.json_text import Step, line_of
 from recipe.pins import UPSTREAM, Pins, Source
+from recipe.programs import TIMED_OUT, ask, git, last_line
 
 # A host that takes longer to connect is as good as none for a check that people wait for.
 CONNECT_SECONDS, ANSWER_SECONDS = 5.0, 30.0

@@ -14,8 +14,8 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
-from recipe.drift.programs import ask
 from recipe.errors import BadInputError, RecipeError
+from recipe.programs import ask
 from recipe.settings import Settings
 
 LOOK_SECONDS = 120.0

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from recipe.drift.programs import ask, last_line
 from recipe.errors import BadInputError
+from recipe.programs import ask, last_line
 from recipe.settings import Settings
 from recipe.tasks import folders
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from recipe.drift.programs import ask, last_line
 from recipe.errors import BadInputError, RecipeError
 from recipe.gke.calls import kubectl_words
 from recipe.harbor import backends, environment_config, scratch
 from recipe.harbor.daytona import Daytona, in_form
 from recipe.harbor.install import installed
 from recipe.pins import load_pins
+from recipe.programs import ask, last_line
 from recipe.settings import Settings
 
 # Of the pinned Harbor, and of later ones.

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 from drifting import change, commit, git, only_drift
 
-from recipe.drift import checkouts, programs
+from recipe import programs
+from recipe.drift import checkouts
 from recipe.drift.lines import Line
-from recipe.drift.programs import TIMED_OUT, ask
 from recipe.errors import BadInputError
 from recipe.pins import RELIED_ON, UPSTREAM, load_pins
+from recipe.programs import TIMED_OUT, ask
 from recipe.resolve import load_checkouts
 
 MISC, MANAGER = "miles/utils/misc.py", "miles/ray/rollout/router_manager.py"

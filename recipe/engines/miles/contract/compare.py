@@ -9,12 +9,12 @@ from tempfile import TemporaryDirectory
 
 from recipe.drift.bump import Bump
 from recipe.drift.checkouts import SETTINGS
-from recipe.drift.programs import git, last_line
 from recipe.engines.miles.contract.check import flag_lines
 from recipe.engines.miles.contract.sources import sources_of
 from recipe.engines.miles.environment import environment
 from recipe.engines.miles.flags import flags
 from recipe.errors import BadInputError, RecipeError
+from recipe.programs import git, last_line
 from recipe.settings import Settings
 
 WORDS = {"ok": "fits", "DRIFT": "does not fit", "skip": "not judged"}

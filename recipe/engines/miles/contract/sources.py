@@ -12,10 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recipe.drift.programs import ask
 from recipe.errors import RecipeError
 from recipe.given import child_environment
 from recipe.pins import PROJECT_ROOT
+from recipe.programs import ask
 from recipe.settings import Checkouts
 
 ROUTER_SECONDS = 60  # a cold start from network storage
