@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -112,6 +113,10 @@ def held(pid: int) -> dict[str, int]:
     }
 
 
+def no_more(now: dict[str, int], then: dict[str, int]) -> bool:
+    return all(now[name] <= then[name] for name in then)
+
+
 @pytest.mark.parametrize("agent", TURNS)
 def test_64_trials_of_three_turns_at_once_all_score_and_leave_nothing(
     agent: str, make_task, start: Callable[[str], AgentServer]
@@ -129,9 +134,13 @@ def test_64_trials_of_three_turns_at_once_all_score_and_leave_nothing(
             base_url=server.url, timeout=SECONDS, limits=limits, trust_env=False
         ) as http:
             await play(http, url, "first")  # what it opens once stays open
+            # Its connection may be closed only now: what is there then is all that may be there later.
+            await asyncio.sleep(1)
             before = held(server.process.leader.pid)
             replies = await asyncio.gather(*(play(http, url, str(number)) for number in range(AT_ONCE)))
-            wait_until(lambda: held(server.process.leader.pid) == before)
+            with contextlib.suppress(AssertionError):  # the next line says what there is
+                wait_until(lambda: no_more(held(server.process.leader.pid), before))
+            assert no_more(held(server.process.leader.pid), before), (held(server.process.leader.pid), before)
         return replies
 
     with model(TURNS[agent]) as url:
@@ -159,7 +168,7 @@ def test_500_sandboxes_leave_no_process_descriptor_folder_or_group(scratch_root:
         await cycle()
         before = held(os.getpid())
         await asyncio.gather(*(several(SANDBOXES // SANDBOXES_AT_ONCE) for _ in range(SANDBOXES_AT_ONCE)))
-        assert held(os.getpid()) == before
+        assert no_more(held(os.getpid()), before)
         assert not left_in(scratch_root)
         assert not processes_naming(scratch_root)
 
