@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import httpx
 
+from recipe.doctor.results import UnaskedError
 from recipe.errors import BadInputError, RecipeError
 from recipe.given import hub_environment
 from recipe.harbor.daytona import Daytona, told
@@ -40,22 +41,18 @@ def wandb_key_unasked(settings: Settings) -> str:
 
 def hub_token(settings: Settings) -> Iterator[BadInputError]:
     """Hugging Face knows whose token HF_TOKEN is."""
+    if settings.hf_token is None:
+        raise UnaskedError("there is no HF_TOKEN, and the model needs none")
     found, answered = _ask_hub(settings)
-    if found and answered:
+    if not answered:
+        raise UnaskedError(f"Hugging Face does not answer: {found}")
+    if found:
         yield BadInputError(
             "Hugging Face does not take HF_TOKEN",
             found=found,
             where=settings.source("hf_token"),
             run="another HF_TOKEN of https://huggingface.co/settings/tokens, or none: the model itself needs none",
         )
-
-
-def hub_token_unasked(settings: Settings) -> str:
-    """Why nobody can be asked, or nothing."""
-    if settings.hf_token is None:
-        return "there is no HF_TOKEN, and the model needs none"
-    found, answered = _ask_hub(settings)
-    return "" if answered else f"Hugging Face does not answer: {found}"
 
 
 def _ask_hub(settings: Settings) -> tuple[str, bool]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from recipe.doctor import accounts, head_node, quotas
 from recipe.doctor.lineage import lineage
-from recipe.doctor.results import Check, Result, guarded, require, skipped
+from recipe.doctor.results import Check, Result, UnaskedError, guarded, require, skipped
 from recipe.errors import BadInputError
 from recipe.harbor import backends
 from recipe.process import LOOPBACK, free_port, port_is_free
@@ -150,9 +150,11 @@ def engine_takes_it(settings: Settings) -> Iterator[BadInputError]:
     """The engine takes the job: its sources know every flag, variable and plugin; the tiny model its tasks."""
     from recipe.run.engine import check_engine
 
-    rows: list[Row] = []
-    with contextlib.suppress(BadInputError):  # said by the check of the prompts
-        rows = prompt_rows(settings)
+    def rows() -> list[Row]:
+        with contextlib.suppress(BadInputError):  # said by the check of the prompts
+            return prompt_rows(settings)
+        return []
+
     try:
         check_engine(settings, rows)
     except BadInputError as error:
@@ -171,8 +173,12 @@ def sandbox_backend(settings: Settings) -> Iterator[BadInputError]:
 
 def sandbox_quota(settings: Settings) -> Iterator[BadInputError]:
     """AGENT_MAX_CONCURRENT sandboxes fit what the backend's account may have, together and each."""
-    if asked := _demand(settings):
-        yield from quotas.shortages(settings, asked)
+    asked, rooms = _demand(settings), quotas.room(settings)
+    if not rooms:
+        told = asked or "the tasks can't be read"
+        raise UnaskedError(f"{settings.sandbox_backend} does not tell its limits here: {told}")
+    if asked:
+        yield from quotas.shortages(asked, rooms)
 
 
 def _demand(settings: Settings) -> quotas.Demand | None:
@@ -240,13 +246,6 @@ def _result(check: Check, settings: Settings, skip: Collection[str], *, here: bo
     return skipped(check.name, reason) if reason else check.look(settings)
 
 
-def _quota_unasked(settings: Settings) -> str:
-    if quotas.room(settings):
-        return ""
-    asked = _demand(settings) or "the tasks can't be read"
-    return f"{settings.sandbox_backend} does not tell its limits here: {asked}"
-
-
 def _engine_unasked(settings: Settings) -> str:
     there = settings.engine == "local" or (settings.miles_dir / "train.py").is_file()
     return "" if there else f"there is no Miles to read in {settings.miles_dir}"
@@ -268,10 +267,8 @@ CHECKS = (
           accounts.wandb_key_unasked),
     Check("sandbox account", accounts.sandbox_account, "no sandbox starts: every group drops", "account",
           unasked=accounts.sandbox_account_unasked),
-    Check("sandbox quota", sandbox_quota, "sandboxes are refused in the middle of a rollout", "account",
-          unasked=_quota_unasked),
-    Check("HF token", accounts.hub_token, "nothing can be downloaded or uploaded", "account", "miles",
-          accounts.hub_token_unasked),
+    Check("sandbox quota", sandbox_quota, "sandboxes are refused in the middle of a rollout", "account"),
+    Check("HF token", accounts.hub_token, "nothing can be downloaded or uploaded", "account", "miles"),
     Check("sandbox settings", sandbox_settings, "no sandbox starts: every group drops", "input"),
     Check("sandbox backend", sandbox_backend, "no sandbox starts: every group drops", unasked=_backend_unasked),
     Check("weights", weights_to_start_from, "training goes on from other weights than meant"),

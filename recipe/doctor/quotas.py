@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,12 +55,10 @@ def room(settings: Settings) -> list[tuple[Sizes, Sizes]]:
         return []
 
 
-def shortages(settings: Settings, asked: Demand) -> Iterator[BadInputError]:
-    """One when no region has room for all together and for the largest."""
-    regions = [
-        (_share(left, asked.together), _share(cap, asked.largest), left, cap) for left, cap in room(settings)
-    ]
-    if not regions or any(all_fit >= 1 and each_fits >= 1 for all_fit, each_fits, *_ in regions):
+def shortages(asked: Demand, rooms: Sequence[tuple[Sizes, Sizes]]) -> Iterator[BadInputError]:
+    """One when no region, `rooms` as `room` tells them, has room for all together and for the largest."""
+    regions = [(_share(left, asked.together), _share(cap, asked.largest), left, cap) for left, cap in rooms]
+    if any(all_fit >= 1 and each_fits >= 1 for all_fit, each_fits, *_ in regions):
         return
     all_fit, each_fits, left, cap = max(regions)
     smaller = "SANDBOX_CPUS, SANDBOX_MEMORY_MB, SANDBOX_STORAGE_MB, or without the largest tasks"

@@ -28,6 +28,10 @@ class Result:
     bad: Collection[str] = ()
 
 
+class UnaskedError(Exception):
+    """A check has found out that it can't be made; the text says why."""
+
+
 @dataclass(frozen=True)
 class Check:
     """One thing that must hold; `findings` says in the first line of its docstring what, and yields what is wrong.
@@ -40,7 +44,8 @@ class Check:
     symptom: str
     place: Literal["input", "account", "here"] = "here"
     engine: str = ""  # the only one that it is about
-    unasked: Callable[[Settings], str] = lambda _settings: ""  # why it can't be made, or nothing
+    # Why it can't be made, or nothing, as far as that is known before anybody is asked.
+    unasked: Callable[[Settings], str] = lambda _settings: ""
 
     @property
     def expected(self) -> str:
@@ -50,7 +55,10 @@ class Check:
         return guarded(self.name, lambda: self._look(settings))
 
     def _look(self, settings: Settings) -> Result:
-        errors = list(self.findings(settings))
+        try:
+            errors = list(self.findings(settings))
+        except UnaskedError as reason:
+            return skipped(self.name, str(reason))
         if not errors:
             return Result(self.name, "ok", "so it is", self.expected)
         return failed(self.name, errors, self.expected)

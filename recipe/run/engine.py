@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from recipe.job import Job
 from recipe.run.folder import RunFolder
@@ -12,8 +12,11 @@ from recipe.settings import Settings
 from recipe.tasks.prompts import Row
 
 
-def check_engine(settings: Settings, rows: Sequence[Row]) -> None:
-    """What the engine itself refuses before a start. Raises BadInputError."""
+def check_engine(settings: Settings, rows: Callable[[], Sequence[Row]]) -> None:
+    """What the engine itself refuses before a start. Raises BadInputError.
+
+    `rows` reads the prompt rows: an engine that does not look at them spares the time.
+    """
     importlib.import_module(f"recipe.engines.{settings.engine}.job").check(settings, rows)
 
 

@@ -52,7 +52,8 @@ def alarms(run: RunArgument = "", *, as_json: AsJson = False) -> None:
 
     folder = _folder(run)
     events = list(EventReader(folder / "events.jsonl").new())
-    settings, within = history.settings_of(folder), history.window(history.manifest_of(folder))
+    manifest = history.manifest_of(folder)
+    settings, within = history.recorded(manifest), history.window(manifest)
     if unknown := set(named(str(settings.get("stop_on") or ""))) - {*NAMES, "none"}:
         names = clean(", ".join(sorted(unknown)))
         print(f"note: STOP_ON names what is no alarm of this version: {names}", file=sys.stderr)

@@ -232,7 +232,12 @@ def settings_of(run: Path) -> dict[str, Any]:
 
     As recorded: an older run may lack some, so ask with `get`.
     """
-    return {name: of["value"] for name, of in manifest_of(run).get("settings", {}).items()}
+    return recorded(manifest_of(run))
+
+
+def recorded(manifest: dict[str, Any]) -> dict[str, Any]:
+    """What `settings_of` gives, of a manifest that was read already."""
+    return {name: of["value"] for name, of in manifest.get("settings", {}).items()}
 
 
 def manifest_of(run: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from recipe.events import EventReader
 from recipe.untrusted import clean
-from recipe.watch.history import History, manifest_of, saved_at, settings_of, window
+from recipe.watch.history import History, manifest_of, recorded, saved_at, window
 from recipe.watch.metrics import METRICS, number
 
 SHOWN = (
@@ -63,7 +63,8 @@ def show(run: Path, console: Console, *, follow: bool) -> None:
 
 def facts(run: Path, history: History) -> dict[str, Any]:
     """What is known of a run, as plain JSON; times in seconds, sizes in bytes."""
-    settings, manifest = settings_of(run), manifest_of(run)
+    manifest = manifest_of(run)
+    settings = recorded(manifest)
     state = "ended" if manifest.get("ended") else "running" if is_followed(run) else "dead"
     if state == "running":
         history.pass_time(time.time())

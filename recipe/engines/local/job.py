@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from recipe.errors import BadInputError
@@ -28,11 +28,11 @@ SPEED = {
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
 
-def check(settings: Settings, rows: Sequence[Row]) -> None:
+def check(settings: Settings, rows: Callable[[], Sequence[Row]]) -> None:
     """Refuses what the driver would refuse later. Raises BadInputError."""
     if settings.load_dir is not None:
         return
-    unknown = sorted({row.label for row in rows} - SMOKE_BEHAVIOURS.keys())
+    unknown = sorted({row.label for row in rows()} - SMOKE_BEHAVIOURS.keys())
     if unknown:
         raise BadInputError(
             "the tiny model can't be taught these tasks",

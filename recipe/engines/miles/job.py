@@ -6,7 +6,7 @@ Our plugins travel with the job, from a copy in the run folder: no node needs th
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from recipe.engines.miles.contract import check as contract
@@ -21,7 +21,7 @@ from recipe.tasks.prompts import Row
 TRAIN = 'cd "$0" && source scripts/models/inkling-small.sh && exec python3 train.py "${MODEL_ARGS[@]}" "$@"'
 
 
-def check(settings: Settings, _rows: Sequence[Row]) -> None:
+def check(settings: Settings, _rows: Callable[[], Sequence[Row]]) -> None:
     """Refuses what the sources that are here would refuse, or ignore. Raises BadInputError."""
     url = settings.agent_server_url or ""
     contract.require(
