@@ -29,6 +29,11 @@ class _StopError(Exception):
     """A stop signal came."""
 
 
+def become_subreaper() -> None:
+    """From now on, a descendant that loses its parent becomes a child of this process."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 def descendants() -> list[int]:
     """The process ids of all living processes below this one; ended ones that wait to be reaped count too."""
     children: dict[int, list[int]] = {}
@@ -50,7 +55,7 @@ def end_descendants() -> bool:
     """SIGTERM to every descendant, SIGKILL to what is left after GRACE_SECONDS. Whether none is left."""
     start = time.monotonic()
     asked: set[int] = set()
-    while remaining := _reap_and_list():
+    while remaining := reap_and_list():
         waited = time.monotonic() - start
         if waited > GRACE_SECONDS + KILL_SECONDS:
             return False
@@ -63,7 +68,8 @@ def end_descendants() -> bool:
     return True
 
 
-def _reap_and_list() -> list[int]:
+def reap_and_list() -> list[int]:
+    """The descendants that are left, once those that have ended are reaped."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -96,7 +102,7 @@ def main(scratch: str, argv: list[str]) -> int:
     try:
         for number in STOP_SIGNALS:
             signal.signal(number, _stop)
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        become_subreaper()
         Path(scratch).mkdir(mode=0o700)
         program = subprocess.Popen(argv)
         code = _wait_for(program.pid)

@@ -109,12 +109,17 @@ class ProcessGroup:
         """SIGTERM to the group, SIGKILL after `grace` seconds; returns when the whole group is gone."""
         deadline = time.monotonic() + grace
         left = self._signal(signal.SIGTERM)
+        self.resume()
         # The leader may have died before: the others have their grace as well.
         while left and time.monotonic() < deadline:
             time.sleep(0.02)
             left = self.alive or self._signal(0)
         self._signal(signal.SIGKILL)
         self.leader.wait()
+
+    def resume(self) -> None:
+        """Lets a group go on that somebody has stopped: else it would take no request, nor SIGTERM."""
+        self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> bool:
         """Whether there was still a process in the group."""

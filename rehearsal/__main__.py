@@ -45,11 +45,13 @@ def main() -> int:
 
 def _rehearse(faults: list[Fault], console: Console) -> int:
     table = Table("fault", "how it is caused", "ends with", "seconds", "found", box=SIMPLE)
-    survived, skipped, leaks = 0, 0, 0
+    survived, skipped, trials = 0, 0, 0
+    wrongs: list[str] = []
     for number, fault in enumerate(faults, 1):
         start = time.monotonic()
         reason = fault.skip()
-        found = [] if reason else try_fault(fault)
+        job = Job()
+        found = [] if reason else try_fault(fault, job)
         seconds = f"{time.monotonic() - start:.0f}"
         said = f"not run: {reason}" if reason else "; ".join(found) or "as said"
         console.print(
@@ -58,16 +60,24 @@ def _rehearse(faults: list[Fault], console: Console) -> int:
         table.add_row(fault.name, fault.how, str(fault.code), seconds, said)
         survived += not found and not reason
         skipped += bool(reason)
-        leaks += sum("left" in one for one in found)
+        trials += sum(event["kind"] == "trial" and event["state"] == "started" for event in job.events)
+        wrongs += found
     console.print(table)
     tried = len(faults) - skipped
-    console.print(f"{tried} faults tried, {survived} survived, {skipped} not run, {leaks} leaks")
+    leaks, lost, secrets = (
+        sum(one.startswith(start) for one in wrongs) for start in ("left", "trial", "secret")
+    )
+    console.print(
+        f"{tried} faults tried, {survived} survived, {skipped} not run; {leaks} leaks; "
+        f"{trials} trials, {lost} lost or doubled; {secrets} secrets found",
+        highlight=False,
+        soft_wrap=True,
+    )
     return int(survived < tried)
 
 
-def try_fault(fault: Fault) -> list[str]:
+def try_fault(fault: Fault, job: Job) -> list[str]:
     """Runs the job with this fault; what was not as it must be."""
-    job = Job()
     try:
         if fault.prepare:
             fault.prepare(job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from recipe.engines.local import checkpoint
 from recipe.errors import RecipeError
 from recipe.harbor.scratch import default_root, sweep
 from recipe.process import port_is_free
-from rehearsal.job import Job
+from rehearsal.job import PLANT, Job
 
+# A job's weights are larger; nothing else is.
+SEARCHED_BYTES = 5_000_000
 SIGKILLED = -9
 
 
@@ -27,6 +30,8 @@ def wrong(job: Job, code: int, says: str) -> Iterator[str]:
         yield "the output holds a traceback"
     yield from (f"left running: {process}" for process in job.left())
     yield from _temporary(job.temporary, job.notes.get("full"), killed=code == SIGKILLED)
+    yield from _secrets(job.root)
+    yield from _trials(job, ended_well=code == 0)
     if job.folder.exists():
         yield from _manifest(job, code)
         yield from _ports(job.folder)
@@ -45,6 +50,22 @@ def _temporary(folder: Path, ours: Path | None, *, killed: bool) -> Iterator[str
         sweep(scratch)
     found = [path for path in (*folder.glob("*"), *scratch.glob("*")) if path not in (scratch, ours)]
     yield from (f"left in the folder of temporary files: {path.relative_to(folder)}" for path in found)
+
+
+def _secrets(root: Path) -> Iterator[str]:
+    for path in root.rglob("*"):
+        if path.is_file() and path.stat().st_size < SEARCHED_BYTES and PLANT.encode() in path.read_bytes():
+            yield f"secret found: {path.relative_to(root)}"
+
+
+def _trials(job: Job, *, ended_well: bool) -> Iterator[str]:
+    """Each trial ends once at most, and in a run that ended well, once."""
+    trials = [event for event in job.events if event["kind"] == "trial"]
+    started = [event["trial"] for event in trials if event["state"] == "started"]
+    done = Counter(event["trial"] for event in trials if event["state"] == "done")
+    yield from (f"trial doubled: {trial}" for trial, times in done.items() if times > 1)
+    if ended_well:
+        yield from (f"trial lost: {trial}" for trial in started if not done[trial])
 
 
 def _manifest(job: Job, code: int) -> Iterator[str]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from recipe.events import Event
-from rehearsal import mounts
+from rehearsal import clock, mounts
 from rehearsal.aftermath import tail
 from rehearsal.job import Job
 
@@ -207,7 +207,7 @@ FAULTS = (
     Fault("agent server killed", "kill -9", 1, "agent server ended unexpectedly", when=phase("generate"),
           cause=kill(AGENT_SERVER)),
     Fault("agent server frozen", "SIGSTOP", 1, when=phase("generate"), cause=kill(AGENT_SERVER, signal.SIGSTOP),
-          says=ALL_DROP),
+          says=ALL_DROP, prepare=settings("HARBOR_AGENT_CALL_TIMEOUT_SEC=20")),
     Fault("session server killed", "kill -9 of the driver, in which it is", 1, "the job ended as",
           when=phase("generate"), cause=kill(DRIVER)),
     Fault("policy actor killed", "kill -9", 1, "died", when=phase("generate"), cause=kill("ray::PolicyActor")),
@@ -231,6 +231,11 @@ FAULTS = (
     Fault("policy answers garbage", "weights that were never trained", 0, prepare=untrained),
     Fault("flood of tool output", "10 MB in each file that a task shows", 0, prepare=copy_tasks,
           when=phase("generate"), cause=flood, check=agent_server_is_told),
+    *(
+        Fault(f"clock jumps {name}", "the wall clock of every process, by an hour", 0, prepare=clock.prepare,
+              when=phase("generate"), cause=clock.jump(hours), check=clock.jumped)
+        for name, hours in (("forward", 1), ("back", -1))
+    ),
     Fault("second run meanwhile", "another launcher on this machine", 0, when=phase("generate"), cause=second_run,
           check=second_succeeds),
     Fault("checkpoint cut", "LOAD_DIR's weights are cut at a random byte", 2, "not complete", prepare=cut_checkpoint),

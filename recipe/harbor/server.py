@@ -76,6 +76,7 @@ class AgentServer:
 
     def stop(self) -> None:
         """Ends its trials with their sandboxes, then the server, whatever becomes of the trials."""
+        self.process.resume()
         try:
             self.flush_all()
         except RecipeError as error:

@@ -139,6 +139,15 @@ def test_what_a_killed_launcher_started_is_ended(tmp_path):
     wait_until(lambda: not alive(int(done.stdout)))
 
 
+def test_a_group_that_somebody_has_stopped_ends_in_its_own_way(tmp_path):
+    script = f"trap 'echo well > {tmp_path}/ended; exit 0' TERM; echo > {tmp_path}/ready; sleep 60 & wait"
+    group = ProcessGroup.start("frozen", ["bash", "-c", script], log=tmp_path / "log", env=dict(os.environ))
+    group.wait_ready((tmp_path / "ready").exists, seconds=20)
+    os.killpg(group.leader.pid, signal.SIGSTOP)
+    group.stop(grace=20)
+    assert (tmp_path / "ended").read_text() == "well\n"
+
+
 def test_a_program_that_ends_while_starting_is_reported_with_its_log(tmp_path):
     group = ProcessGroup.start(
         "thing", ["sh", "-c", "echo why; exit 3"], log=tmp_path / "log", env=os.environ

@@ -13,11 +13,12 @@ import pytest
 
 from recipe.engines.local import checkpoint
 from recipe.harbor.scratch import default_root
+from rehearsal import clock
 from rehearsal import job as jobs
 from rehearsal.__main__ import try_fault
 from rehearsal.aftermath import wrong
 from rehearsal.faults import FAULTS, Fault
-from rehearsal.job import Job
+from rehearsal.job import PLANTED, Job
 
 SAYS = "the disk is full"
 
@@ -91,10 +92,29 @@ def test_a_port_that_is_still_in_use_is_told(ended):
         assert list(wrong(ended, 1, SAYS)) == [f"{url} is still in use"]
 
 
+def test_a_secret_in_any_file_of_the_job_is_told(ended):
+    (ended.folder / "launcher" / "note").write_text(f"key={PLANTED['DAYTONA_API_KEY']}")
+    assert list(wrong(ended, 1, SAYS)) == ["secret found: runs/run/launcher/note"]
+
+
+def test_a_trial_that_ends_twice_is_told_and_in_a_run_that_ended_well_one_that_never_ends(ended):
+    trials = [("a", "started"), ("a", "done"), ("a", "done"), ("b", "started")]
+    ended.events = [{"kind": "trial", "trial": trial, "state": state} for trial, state in trials]
+    assert list(wrong(ended, 1, SAYS)) == ["trial doubled: a"]
+    assert "trial lost: b" in wrong(ended, 0, SAYS)
+
+
+def test_a_clock_that_never_jumped_is_told(ended):
+    ended.events = [{"time": 5.0}, {"time": 9.0}]
+    assert list(clock.jumped(ended)) == ["no clock has jumped"]
+    ended.events.append({"time": 3609.0})
+    assert list(clock.jumped(ended)) == []
+
+
 def test_a_job_that_ends_before_its_fault_is_told():
     refused = Fault("none", "a bad setting", 0, prepare=lambda job: job.settings.append("NUM_ROLLOUT=none"),
                     when=lambda _event: True, cause=lambda _job: None)  # fmt: skip
-    (found,) = try_fault(refused)
+    (found,) = try_fault(refused, Job())
     assert found.startswith("the job ended before the fault could be caused")
 
 
