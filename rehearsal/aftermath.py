@@ -31,7 +31,7 @@ def wrong(job: Job, code: int, says: str) -> Iterator[str]:
     yield from (f"left running: {process}" for process in job.left())
     yield from _temporary(job.temporary, job.notes.get("full"), killed=code == SIGKILLED)
     yield from _secrets(job.root)
-    yield from _trials(job, ended_well=code == 0)
+    yield from _trials(job, ended_well=job.code == code == 0)
     if job.folder.exists():
         yield from _manifest(job, code)
         yield from _ports(job.folder)

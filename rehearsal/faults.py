@@ -46,8 +46,8 @@ def phase(name: str, rollout: int | None = 0) -> When:
 
 
 def trial_started(event: Event) -> bool:
-    """When some trial has been posted to the agent server."""
-    return event["kind"] == "trial" and bool(event["state"] == "started")
+    """When some trial of the policy has been posted to the agent server; those of the warm start are no rollout's."""
+    return event["kind"] == "trial" and event["state"] == "started" and event["rollout"] is not None
 
 
 def kill(word: str, number: int = signal.SIGKILL) -> Cause:
@@ -70,6 +70,11 @@ def launcher(number: int) -> Cause:
         job.process.send_signal(number)
 
     return cause
+
+
+def lesson_started(event: Event) -> bool:
+    """When some scripted trial of the warm start has been posted."""
+    return event["kind"] == "trial" and event["state"] == "started" and event["rollout"] is None
 
 
 def settings(*words: str) -> Cause:
@@ -194,6 +199,9 @@ ALL_DROP = r"6 groups in a row were dropped"
 FAULTS = (
     Fault("sandbox dies mid-turn", "kill -9 of a sandbox's first process", 0, when=trial_started,
           cause=kill("bwrap"), check=some_trial_failed),
+    Fault("sandbox dies in the warm start", "the same, of a scripted trial", 1, "a scripted trial of .* went wrong",
+          prepare=lambda job: job.settings.append(f"CACHE_DIR={job.root / 'cache'}"), when=lesson_started,
+          cause=kill("bwrap")),
     Fault("verifier writes nothing", "one task's test.sh is `true`", 0, prepare=copy_tasks, when=phase("generate"),
           cause=one_verifier("true")),
     Fault("verifier writes NaN", "every test.sh writes nan", 1, ALL_DROP, prepare=copy_tasks, when=phase("generate"),

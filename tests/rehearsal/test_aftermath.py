@@ -101,6 +101,8 @@ def test_a_trial_that_ends_twice_is_told_and_in_a_run_that_ended_well_one_that_n
     trials = [("a", "started"), ("a", "done"), ("a", "done"), ("b", "started")]
     ended.events = [{"kind": "trial", "trial": trial, "state": state} for trial, state in trials]
     assert list(wrong(ended, 1, SAYS)) == ["trial doubled: a"]
+    ended.process = subprocess.Popen(["true"])
+    ended.process.wait()
     assert "trial lost: b" in wrong(ended, 0, SAYS)
 
 
