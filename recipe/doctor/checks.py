@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Literal
 
-from recipe.doctor import accounts, head_node, quotas
-from recipe.doctor.lineage import lineage
-from recipe.doctor.results import Check, Result, UnaskedError, guarded, require, skipped
-from recipe.errors import BadInputError
+from recipe.doctor import accounts
+from recipe.doctor.lineage import TRACKER, lineage
+from recipe.doctor.results import Result, UnaskedError, failed, guarded, require
+from recipe.errors import BadInputError, RecipeError
 from recipe.harbor import backends
 from recipe.process import LOOPBACK, free_port, port_is_free
 from recipe.run.folder import existing_part
 from recipe.settings import Settings
 from recipe.tasks.prompts import Row, agent_timeout_sec, build_rows, check_tasks_exist, read_prompt_data
 from recipe.watch.alarms import stopping
+from recipe.watch.live import host_memory
 
 GIB = 2**30
 EVERY_INTERFACE = "0.0.0.0"  # noqa: S104 - only tried
@@ -33,18 +34,60 @@ MEMORY_BYTES = 6 * GIB
 TEMPORARY_PATH_BYTES = 30
 
 
-def prompt_rows(settings: Settings) -> list[Row]:
-    """The rows of PROMPT_DATA; without it, one for each task of TASKS_DIR. Raises BadInputError."""
-    if settings.builds_prompt_data:
-        return build_rows(settings.tasks_dir, settings.agent, settings.sandbox_backend)
-    # A pipe would be waited for, and could be read once only.
-    if settings.prompt_data.exists() and not settings.prompt_data.is_file():
-        raise BadInputError("PROMPT_DATA is no regular file", expected="JSONL", found=settings.prompt_data)
-    return read_prompt_data(settings.prompt_data)
+class Prompts:
+    """The prompt rows of a start, read once for all that look at them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """Those of PROMPT_DATA; without it, one for each task of TASKS_DIR. Raises BadInputError."""
+        settings = self._settings
+        if settings.builds_prompt_data:
+            return build_rows(settings.tasks_dir, settings.agent, settings.sandbox_backend)
+        # A pipe would be waited for, and could be read once only.
+        if settings.prompt_data.exists() and not settings.prompt_data.is_file():
+            raise BadInputError(
+                "PROMPT_DATA is no regular file", expected="JSONL", found=settings.prompt_data
+            )
+        return read_prompt_data(settings.prompt_data)
+
+    @cached_property
+    def usable(self) -> list[Row]:
+        """The same, all of whose tasks can be used. Raises BadInputError."""
+        settings = self._settings
+        if not settings.tasks_dir.is_dir():
+            raise BadInputError("the folder of TASKS_DIR is missing", found=settings.tasks_dir)
+        if not settings.builds_prompt_data:
+            check_tasks_exist(self.rows, settings.tasks_dir, settings.sandbox_backend)
+        return self.rows
+
+    def known(self) -> list[Row]:
+        """The same for the checks of something else. Raises UnaskedError where the check of the tasks fails."""
+        try:
+            return self.usable
+        except BadInputError:
+            raise UnaskedError("the tasks can't be read") from None
 
 
-def run_folder_is_new(settings: Settings) -> Iterator[BadInputError]:
-    """A run never writes into a folder that is there already."""
+@dataclass(frozen=True)
+class Check:
+    """One thing that must hold. `findings` yields what is wrong, or raises it; UnaskedError where nobody can tell.
+
+    It may be any function that refuses; only what a generator yields is looked at.
+    `place`: `input` is about what was given, `account` asks a service, `here` is about the launcher's machine.
+    """
+
+    name: str
+    expected: str
+    findings: Callable[[Settings, Prompts], object]
+    symptom: str
+    place: Literal["input", "account", "here"] = "here"
+    engine: str = ""  # the only one that it is about
+
+
+def run_folder_is_new(settings: Settings, _prompts: Prompts) -> Iterator[BadInputError]:
     path = settings.runs_root / settings.run_name
     if path.exists():
         yield BadInputError(
@@ -55,8 +98,7 @@ def run_folder_is_new(settings: Settings) -> Iterator[BadInputError]:
         )
 
 
-def runs_root_is_a_folder(settings: Settings) -> Iterator[BadInputError]:
-    """RUNS_ROOT is a folder or can become one."""
+def runs_root_is_a_folder(settings: Settings, _prompts: Prompts) -> Iterator[BadInputError]:
     existing = existing_part(settings.runs_root)
     if not existing.is_dir():
         yield BadInputError(
@@ -64,28 +106,14 @@ def runs_root_is_a_folder(settings: Settings) -> Iterator[BadInputError]:
         )
 
 
-def prompts_have_tasks(settings: Settings) -> Iterator[BadInputError]:
-    """Every prompt row is well-formed and names a task directory."""
-    if not settings.tasks_dir.is_dir():
-        yield BadInputError("the folder of TASKS_DIR is missing", found=settings.tasks_dir)
-        return
-    try:
-        check_tasks_exist(prompt_rows(settings), settings.tasks_dir, settings.sandbox_backend)
-    except BadInputError as error:
-        yield error
-
-
-def deadlines(settings: Settings) -> Iterator[BadInputError]:
-    """A task's agent must be stopped by its own time-out, which is graded, before its whole trial is given up."""
-    try:
-        tasks = sorted({row.instance_id for row in prompt_rows(settings)})
-        timeouts = {name: agent_timeout_sec(settings.tasks_dir / name) for name in tasks}
-    except BadInputError:  # said by the check of the prompts
-        return
+def deadlines(settings: Settings, prompts: Prompts) -> Iterator[BadInputError]:
+    timeouts = {
+        row.instance_id: agent_timeout_sec(settings.tasks_dir / row.instance_id) for row in prompts.known()
+    }
     scaled = {name: sec * settings.harbor_agent_timeout_multiplier for name, sec in timeouts.items() if sec}
     late = {name: sec for name, sec in scaled.items() if sec >= settings.harbor_agent_call_timeout_sec}
     if late:
-        longest = max(late, key=late.__getitem__)
+        longest = min(late, key=lambda name: (-late[name], name))
         yield BadInputError(
             f"the agents of {len(late)} tasks may work longer than their trials",
             expected="agent timeout_sec x HARBOR_AGENT_TIMEOUT_MULTIPLIER < HARBOR_AGENT_CALL_TIMEOUT_SEC",
@@ -96,16 +124,15 @@ def deadlines(settings: Settings) -> Iterator[BadInputError]:
         )
 
 
-def weights_to_start_from(settings: Settings) -> Iterator[BadInputError]:
-    """LOAD_DIR, when set, holds a complete checkpoint of this engine and model."""
-    try:
-        lineage(settings)
-    except BadInputError as error:
-        yield error
+def sandbox_backend(settings: Settings, _prompts: Prompts) -> Iterator[BadInputError]:
+    if settings.sandbox_backend == "local":
+        raise UnaskedError("bubblewrap is tried with the tasks, at the start")
+    if unchecked := backends.note(settings):
+        raise UnaskedError(unchecked)
+    return backends.here(settings)
 
 
-def disk_space(settings: Settings) -> Iterator[BadInputError]:
-    """The run folder and the folder of temporary files have room for a run."""
+def disk_space(settings: Settings, _prompts: Prompts) -> Iterator[BadInputError]:
     needed = {settings.runs_root: RUN_FOLDER_BYTES, Path(tempfile.gettempdir()): TEMPORARY_BYTES}
     for path, wanted in needed.items():
         existing = existing_part(path)
@@ -116,8 +143,7 @@ def disk_space(settings: Settings) -> Iterator[BadInputError]:
             )
 
 
-def temporary_folder(_settings: Settings) -> Iterator[BadInputError]:
-    """The path of the folder of temporary files leaves room for the names of Ray's sockets."""
+def temporary_folder(_settings: Settings, _prompts: Prompts) -> Iterator[BadInputError]:
     path = tempfile.gettempdir()
     if len(path.encode()) > TEMPORARY_PATH_BYTES:
         yield BadInputError(
@@ -128,69 +154,51 @@ def temporary_folder(_settings: Settings) -> Iterator[BadInputError]:
         )
 
 
-def memory(_settings: Settings) -> Iterator[BadInputError]:
-    """Enough memory is free or can be made free."""
-    found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    available = int(found[1]) * 1024 if found else MEMORY_BYTES
+def memory(_settings: Settings, _prompts: Prompts) -> Iterator[BadInputError]:
+    available = host_memory()["MemAvailable"]
     if available < MEMORY_BYTES:
         yield BadInputError(
             "too little memory", expected=_gib(MEMORY_BYTES), found=f"{_gib(available)} available"
         )
 
 
-def stop_on_names_alarms(settings: Settings) -> Iterator[BadInputError]:
-    """STOP_ON names alarms."""
-    try:
-        stopping(settings.stop_on)
-    except BadInputError as error:
-        yield error
+def model(settings: Settings, _prompts: Prompts) -> Iterator[BadInputError]:
+    parts = {"model_dir": "config.json", "torch_dist_dir": TRACKER}
+    if settings.load_dir == settings.torch_dist_dir:  # what is loaded is looked at more closely
+        del parts["torch_dist_dir"]
+    yield from _absent(settings, parts, "holds no model", "make prepare")
 
 
-def engine_takes_it(settings: Settings) -> Iterator[BadInputError]:
-    """The engine takes the job: its sources know every flag, variable and plugin; the tiny model its tasks."""
+def checkouts(settings: Settings, _prompts: Prompts) -> Iterator[BadInputError]:
+    parts = {
+        "miles_dir": "train.py",
+        "sglang_dir": "python/sglang/__init__.py",
+        "megatron_path": "megatron/core/__init__.py",
+    }
+    image = "start in the recipe's image: recipe container start"
+    yield from _absent(settings, parts, "is no such checkout", image)
+
+
+def _absent(settings: Settings, parts: Mapping[str, str], problem: str, run: str) -> Iterator[BadInputError]:
+    """The folders, by their settings, that lack the file by which they are known."""
+    for name, part in parts.items():
+        folder = getattr(settings, name)
+        if not (folder / part).is_file():
+            where = f"{folder} ({settings.source(name)})"
+            yield BadInputError(
+                f"{name.upper()} {problem}", expected=part, found="no such file", where=where, run=run
+            )
+
+
+def engine_takes_it(settings: Settings, prompts: Prompts) -> None:
     from recipe.run.engine import check_engine
 
-    def rows() -> list[Row]:
-        with contextlib.suppress(BadInputError):  # said by the check of the prompts
-            return prompt_rows(settings)
-        return []
-
-    try:
-        check_engine(settings, rows)
-    except BadInputError as error:
-        yield error
+    if settings.engine == "miles" and not (settings.miles_dir / "train.py").is_file():
+        raise UnaskedError(f"there is no Miles to read in {settings.miles_dir}")
+    check_engine(settings, prompts.known)
 
 
-def sandbox_settings(settings: Settings) -> Iterator[BadInputError]:
-    """The settings of SANDBOX_BACKEND go together."""
-    yield from backends.given(settings)
-
-
-def sandbox_backend(settings: Settings) -> Iterator[BadInputError]:
-    """SANDBOX_BACKEND can be used from here, with the credentials that were given."""
-    yield from backends.here(settings)
-
-
-def sandbox_quota(settings: Settings) -> Iterator[BadInputError]:
-    """AGENT_MAX_CONCURRENT sandboxes fit what the backend's account may have, together and each."""
-    asked, rooms = _demand(settings), quotas.room(settings)
-    if not rooms:
-        told = asked or "the tasks can't be read"
-        raise UnaskedError(f"{settings.sandbox_backend} does not tell its limits here: {told}")
-    if asked:
-        yield from quotas.shortages(asked, rooms)
-
-
-def _demand(settings: Settings) -> quotas.Demand | None:
-    try:
-        tasks = {settings.tasks_dir / row.instance_id for row in prompt_rows(settings)}
-        return quotas.demand(settings, tasks)
-    except BadInputError:  # said by the check of the prompts
-        return None
-
-
-def agent_server_port(settings: Settings) -> Iterator[BadInputError]:
-    """The agent server's address can be bound, and its port, when it was asked for by number."""
+def agent_server_port(settings: Settings, _prompts: Prompts) -> Iterator[BadInputError]:
     host = settings.agent_server_host
     try:
         free_port(host)
@@ -205,8 +213,7 @@ def agent_server_port(settings: Settings) -> Iterator[BadInputError]:
     yield from _ports_in_use(settings, "agent_server_port", host)
 
 
-def session_server_ports(settings: Settings) -> Iterator[BadInputError]:
-    """The ports of the session servers can be bound."""
+def session_server_ports(settings: Settings, _prompts: Prompts) -> Iterator[BadInputError]:
     on_cluster = settings.engine == "miles"
     host, count = (EVERY_INTERFACE, settings.session_servers) if on_cluster else (LOOPBACK, 1)
     yield from _ports_in_use(settings, "session_server_port", host, count)
@@ -227,77 +234,95 @@ def _ports_in_use(settings: Settings, name: str, host: str, count: int = 1) -> I
         )
 
 
-def look(
-    settings: Settings, only: Collection[str] = (), skip: Collection[str] = (), *, here: bool = True
-) -> list[Result]:
-    """A result for each chosen check; without `here`, those of a cluster's head node are skipped."""
-    of_engine = [check for check in CHECKS if check.engine in ("", settings.engine)]
-    return [
-        guarded(check.name, partial(_result, check, settings, skip, here=here))
-        for check in of_engine
-        if not only or check.name in only
-    ]
-
-
-def _result(check: Check, settings: Settings, skip: Collection[str], *, here: bool) -> Result:
-    reason = "as asked" if check.name in skip else check.unasked(settings)
-    if not reason and check.place == "here" and not here:
-        reason = "it is about the head node"
-    return skipped(check.name, reason) if reason else check.look(settings)
-
-
-def _engine_unasked(settings: Settings) -> str:
-    there = settings.engine == "local" or (settings.miles_dir / "train.py").is_file()
-    return "" if there else f"there is no Miles to read in {settings.miles_dir}"
-
-
-def _backend_unasked(settings: Settings) -> str:
-    if settings.sandbox_backend == "local":
-        return "bubblewrap is tried with the tasks, at the start"
-    return backends.note(settings) or ""
-
-
 CHECKS = (
-    Check("run folder", run_folder_is_new, "two runs write into one folder", "input"),
-    Check("runs root", runs_root_is_a_folder, "nothing can be written", "input"),
-    Check("tasks", prompts_have_tasks, "prompts without a task are skipped in silence", "input"),
-    Check("deadlines", deadlines, "trials are cut off ungraded, and their groups dropped", "input"),
-    Check("alarms", stop_on_names_alarms, "a run goes on that an alarm was to stop", "input"),
-    Check("W&B key", accounts.wandb_key, "the job ends when it logs in", "account", "miles",
-          accounts.wandb_key_unasked),
-    Check("sandbox account", accounts.sandbox_account, "no sandbox starts: every group drops", "account",
-          unasked=accounts.sandbox_account_unasked),
-    Check("sandbox quota", sandbox_quota, "sandboxes are refused in the middle of a rollout", "account"),
-    Check("HF token", accounts.hub_token, "nothing can be downloaded or uploaded", "account", "miles"),
-    Check("sandbox settings", sandbox_settings, "no sandbox starts: every group drops", "input"),
-    Check("sandbox backend", sandbox_backend, "no sandbox starts: every group drops", unasked=_backend_unasked),
-    Check("weights", weights_to_start_from, "training goes on from other weights than meant"),
-    Check("disk", disk_space, "the disk is full in the middle of a save", engine="local"),
-    Check("temporary folder", temporary_folder, "Ray's sockets can't be made", engine="local"),
-    Check("free memory", memory, "the kernel ends a process of the run", engine="local"),
-    Check("model", head_node.model, "SGLang or Megatron finds no weights", engine="miles"),
-    Check("checkouts", head_node.checkouts, "train.py is not there", engine="miles"),
-    Check("engine", engine_takes_it, "a flag is refused after the GPUs were taken, or ignored",
-          unasked=_engine_unasked),
-    Check("agent server's port", agent_server_port, "the agent server can't listen"),
-    Check("session servers' ports", session_server_ports, "a session server can't listen"),
+    Check("run folder", "A run never writes into a folder that is there already", run_folder_is_new,
+          "two runs write into one folder", "input"),
+    Check("runs root", "RUNS_ROOT is a folder or can become one", runs_root_is_a_folder,
+          "nothing can be written", "input"),
+    Check("tasks", "Every prompt row is well-formed and names a task directory", lambda _, prompts: prompts.usable,
+          "prompts without a task are skipped in silence", "input"),
+    Check("deadlines", "A task's agent must be stopped by its own time-out, which is graded, before its whole trial "
+          "is given up", deadlines, "trials are cut off ungraded, and their groups dropped", "input"),
+    Check("alarms", "STOP_ON names alarms", lambda s, _: stopping(s.stop_on),
+          "a run goes on that an alarm was to stop", "input"),
+    Check("W&B key", "WANDB_API_KEY, when given, has the form of a key", accounts.wandb_key,
+          "the job ends when it logs in", "account", "miles"),
+    Check("sandbox account", "The backend's service takes the credentials", accounts.sandbox_account,
+          "no sandbox starts: every group drops", "account"),
+    Check("sandbox quota", "AGENT_MAX_CONCURRENT sandboxes fit what the backend's account may have, together and each",
+          lambda s, prompts: accounts.shortages(s, {s.tasks_dir / row.instance_id for row in prompts.known()}),
+          "sandboxes are refused in the middle of a rollout", "account"),
+    Check("HF token", "Hugging Face knows whose token HF_TOKEN is", accounts.hub_token,
+          "nothing can be downloaded or uploaded", "account", "miles"),
+    Check("sandbox settings", "The settings of SANDBOX_BACKEND go together", lambda s, _: backends.given(s),
+          "no sandbox starts: every group drops", "input"),
+    Check("sandbox backend", "SANDBOX_BACKEND can be used from here, with the credentials that were given",
+          sandbox_backend, "no sandbox starts: every group drops"),
+    Check("weights", "LOAD_DIR, when set, holds a complete checkpoint of this engine and model",
+          lambda s, _: lineage(s), "training goes on from other weights than meant"),
+    Check("disk", "The run folder and the folder of temporary files have room for a run", disk_space,
+          "the disk is full in the middle of a save", engine="local"),
+    Check("temporary folder", "The path of the folder of temporary files leaves room for the names of Ray's sockets",
+          temporary_folder, "Ray's sockets can't be made", engine="local"),
+    Check("free memory", "Enough memory is free or can be made free", memory,
+          "the kernel ends a process of the run", engine="local"),
+    Check("model", "The Hugging Face checkpoint and its conversion are there", model,
+          "SGLang or Megatron finds no weights", engine="miles"),
+    Check("checkouts", "The sources that the job runs from are there", checkouts, "train.py is not there",
+          engine="miles"),
+    Check("engine", "The engine takes the job: its sources know every flag, variable and plugin; the tiny model its "
+          "tasks", engine_takes_it, "a flag is refused after the GPUs were taken, or ignored"),
+    Check("agent server's port", "The agent server's address can be bound, and its port, when it was asked for by "
+          "number", agent_server_port, "the agent server can't listen"),
+    Check("session servers' ports", "The ports of the session servers can be bound", session_server_ports,
+          "a session server can't listen"),
 )  # fmt: skip
 
 
-def check(settings: Settings, skip: Collection[str] = ()) -> list[str]:
-    """Runs every check but those of `skip`, which it returns. Raises BadInputError with all that was found."""
-    return require(look(settings, skip=skip))
+def look(
+    settings: Settings, only: Collection[str] = (), skip: Collection[str] = (), *, here: bool = True,
+    prompts: Prompts | None = None,
+) -> list[Result]:  # fmt: skip
+    """A result for each chosen check; without `here`, those of a cluster's head node are skipped."""
+    prompts, results = prompts or Prompts(settings), []
+    for check in CHECKS:
+        if check.engine not in ("", settings.engine) or (only and check.name not in only):
+            continue
+        if check.name in skip:
+            results.append(Result(check.name, "skip", "as asked"))
+        elif check.place == "here" and not here:
+            results.append(Result(check.name, "skip", "it is about the head node"))
+        else:
+            results.append(guarded(check.name, partial(_result, check, settings, prompts), check.expected))
+    return results
+
+
+def _result(check: Check, settings: Settings, prompts: Prompts) -> Result:
+    found = check.findings(settings, prompts)
+    if isinstance(found, Iterator) and (errors := list(found)):
+        return failed(check.name, errors, check.expected)
+    return Result(check.name, "ok", "so it is", check.expected)
+
+
+def check(settings: Settings, skip: Collection[str] = ()) -> list[Row]:
+    """Runs every check but those of `skip`; the prompt rows. Raises BadInputError with all that was found."""
+    prompts = Prompts(settings)
+    require(look(settings, skip=skip, prompts=prompts))
+    return prompts.rows
 
 
 def check_input(settings: Settings) -> None:
     """The checks of what was given, which hold on any machine. Raises BadInputError with all that was found."""
-    require(check.look(settings) for check in CHECKS if check.place == "input")
+    require(_look_at("input", settings))
 
 
-def here(settings: Settings) -> list[BadInputError]:
+def here(settings: Settings) -> list[RecipeError]:
     """What on this machine would refuse a start."""
-    of_engine = [one for one in CHECKS if one.place == "here" and one.engine in ("", settings.engine)]
-    return [finding for one in of_engine for finding in one.findings(settings)]
+    return [error for result in _look_at("here", settings) for error in result.errors]
+
+
+def _look_at(place: str, settings: Settings) -> list[Result]:
+    return look(settings, [one.name for one in CHECKS if one.place == place])
 
 
 def _gib(size: int) -> str:

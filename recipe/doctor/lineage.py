@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from recipe.doctor.head_node import TRACKER
 from recipe.errors import BadInputError
 from recipe.files import read_text
 from recipe.pins import load_pins
 from recipe.settings import Settings
 
+TRACKER = "latest_checkpointed_iteration.txt"
 # --no-load-optim, --no-load-rng and --finetune; the local engine saves nothing else.
 RESTORED = ("weights",)
 NOT_RESTORED = ("optimizer", "rollout count", "data order")
@@ -68,29 +68,24 @@ def _iteration(settings: Settings) -> str:
     try:
         said = path.read_bytes().decode(errors="replace").strip()
     except OSError as error:
-        if settings.engine == "miles" and settings.load_dir == settings.torch_dist_dir:
-            raise BadInputError(
-                "TORCH_DIST_DIR holds no model",
-                expected=f"what make prepare writes, with {TRACKER}",
-                found=error.strerror,
-                where=settings.torch_dist_dir,
-                run="make prepare",
-            ) from None
-        raise BadInputError(
+        of_run = (
             "LOAD_DIR holds no checkpoints",
-            expected=f"a run's checkpoints/ with {TRACKER}",
-            found=error.strerror,
-            where=settings.load_dir,
-            run="LOAD_DIR=<RUNS_ROOT>/<run>/checkpoints",
-        ) from None
-    form, names = (
-        ("[0-9]+", "a number") if settings.engine == "local" else ("[0-9]+|release", "a number or release")
-    )
-    if not re.fullmatch(form, said):
-        raise BadInputError(
-            f"{TRACKER} does not name a checkpoint", expected=names, found=repr(said[:80]), where=path
+            "a run's checkpoints/",
+            "LOAD_DIR=<RUNS_ROOT>/<run>/checkpoints",
         )
-    return said
+        converted = ("TORCH_DIST_DIR holds no model", "what make prepare writes,", "make prepare")
+        on_cluster = settings.engine == "miles" and settings.load_dir == settings.torch_dist_dir
+        problem, folder, run = converted if on_cluster else of_run
+        expected = f"{folder} with {TRACKER}"
+        raise BadInputError(
+            problem, expected=expected, found=error.strerror, where=settings.load_dir, run=run
+        ) from None
+    if re.fullmatch("[0-9]+", said) or (said == "release" and settings.engine == "miles"):
+        return said
+    names = "a number" if settings.engine == "local" else "a number or release"
+    raise BadInputError(
+        f"{TRACKER} does not name a checkpoint", expected=names, found=repr(said[:80]), where=path
+    )
 
 
 def _require_shards(checkpoint: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from recipe.container.image import record
 from recipe.container.node import SHARED_MEMORY_GIB
 from recipe.doctor import plan
+from recipe.doctor.results import UnaskedError
 from recipe.pins import load_pins
 from recipe.settings import Settings
 
@@ -40,15 +41,12 @@ CHECKPOINT_BYTES = 550e9
 CHECKPOINT_FILES, DETAIL_FILES, TRIAL_FILES = 200, 1100, 20
 
 
-class Unknown(str):
-    """A cell that could not be told, with the reason: its check is skipped."""
-
-    __slots__ = ()
-
-
 @dataclass(frozen=True)
 class NodeCheck:
-    """`cell` is what is shown of a node, `holds` judges it; `symptom` is what a run shows that started all the same."""
+    """`cell` is what is shown of a node, `holds` judges it; `symptom` is what a run shows that started all the same.
+
+    A cell that can't be told raises UnaskedError: the check is skipped.
+    """
 
     name: str
     expected: str | Callable[[Settings], str]
@@ -56,7 +54,7 @@ class NodeCheck:
     holds: Callable[[Any, Settings], bool] | None
     symptom: str
     run: str
-    warns: Callable[[Settings], bool] = lambda _settings: False
+    strict: bool = False  # without STRICT_PINS it only warns
     equal: bool = False  # besides, all nodes show the same; so it is without `holds`
     head: bool = False  # about the head node alone
 
@@ -98,30 +96,28 @@ def _megatron(node: Node, _s: Settings) -> str:
 def _pin_file(node: Node, s: Settings) -> str:
     if node["pins"] is None:
         return "no pin file"
-    return "of these pins" if node["pins"] == json.loads(record(load_pins(), s.recipe)) else "of other pins"
+    return "" if node["pins"] == json.loads(record(load_pins(), s.recipe)) else "of other pins"
 
 
 def _sglang(node: Node, s: Settings) -> str:
-    return "SGLANG_DIR" if node["sglang"] == str(s.sglang_dir / "python" / "sglang") else str(node["sglang"])
+    return "" if node["sglang"] == str(s.sglang_dir / "python" / "sglang") else str(node["sglang"])
 
 
 def _router(node: Node, _s: Settings) -> str:
     told = node["router"]
     if "skipped" in told:
-        return Unknown(told["skipped"])
+        raise UnaskedError(told["skipped"])
     dropped = ", ".join(told.get("dropped", ()))
-    return told.get("error") or (f"drops {dropped}" if dropped else "passes them on")
-
-
-def _deadline(node: Node, s: Settings) -> float:
-    """Seconds that the Miles there gives a pool to start: 30, or since the pinned change at least 2 a server."""
-    by_pool = "session servers get time to start" not in node["features_lacking"]
-    return max(30.0, 2.0 * s.session_servers) if by_pool else 30.0
+    return told.get("error") or (f"drops {dropped}" if dropped else "")
 
 
 def _start(node: Node, s: Settings) -> str:
     """What the pool of session servers needs to start, from two that were started; and what Miles gives it."""
-    told, given = node["session_servers"], _deadline(node, s)
+    told, given = node["session_servers"], 30.0
+    if (
+        "session servers get time to start" not in node["features_lacking"]
+    ):  # since then at least 2 s a server
+        given = max(given, 2.0 * s.session_servers)
     if "error" in told:
         return str(told["error"])
     if "skipped" in told:
@@ -195,13 +191,9 @@ def _models(node: Node, _s: Settings) -> list[str]:
     return [f"{Path(path).name} {digest or 'missing'}" for path, digest in node["models"].items()]
 
 
-def _all_there(cell: list[str], _s: Settings) -> bool:
-    return not any(one.endswith("missing") for one in cell)
-
-
 def _saves(s: Settings) -> int:
     """Every checkpoint, and one more: what can't be written whole must not cost what is there."""
-    return math.ceil(s.num_rollout / s.save_interval) + 1
+    return plan.saves(s) + 1
 
 
 def _lacking(node: Node, s: Settings) -> list[str]:
@@ -221,14 +213,6 @@ def _lacking(node: Node, s: Settings) -> list[str]:
 def nothing(cell: Any, _s: Settings) -> bool:
     """For cells that tell what is wrong."""
     return not cell
-
-
-def _is(wanted: str) -> Callable[[Any, Settings], bool]:
-    return lambda cell, _s: bool(cell == wanted)
-
-
-def _unless_strict(s: Settings) -> bool:
-    return not s.strict_pins
 
 
 SAME = "the same on every node"
@@ -252,19 +236,19 @@ NODE_CHECKS = (
     NodeCheck("leftovers", "no process of SGLang, of Miles or on a GPU", _left, nothing,
               "GPU memory runs out at the start, or a port is in use",
               "CLEAN_LEFTOVERS=1 ends those of earlier runs; the others are their owners' affair"),
-    NodeCheck("pin file", "of these pins", _pin_file, _is("of these pins"), "nobody can tell what is in the image",
-              "recipe container build", _unless_strict),
+    NodeCheck("pin file", "of these pins", _pin_file, nothing, "nobody can tell what is in the image",
+              "recipe container build", strict=True),
     NodeCheck("commits", "Miles and SGLang at the recipe's commits, unchanged", _commits, nothing,
-              "a flag is unknown, or means something else", "recipe container check", _unless_strict),
+              "a flag is unknown, or means something else", "recipe container check", strict=True),
     NodeCheck("Megatron", f"there, and {SAME}", _megatron, lambda cell, _: cell != "missing",
               "ranks differ, or can't be imported", "start every node from one image", equal=True),
     NodeCheck("features", "all that pins/relied_on.json names", lambda n, _: n["features_lacking"], nothing,
               "histories are rendered anew, or trials go on after their rollout", "recipe container check"),
-    NodeCheck("imported SGLang", "SGLANG_DIR", _sglang, _is("SGLANG_DIR"),
+    NodeCheck("imported SGLang", "SGLANG_DIR", _sglang, nothing,
               "SGLang calls itself 0.0.0.dev, or is another than the checkout",
               "pip install --no-deps -e SGLANG_DIR/python"),
     NodeCheck("router", "passes on input_ids, return_meta_info and return_routed_experts", _router,
-              _is("passes them on"), "token ids or routed experts are missing from the engine's replies",
+              nothing, "token ids or routed experts are missing from the engine's replies",
               "install the image's own sglang-router again: PyPI's has the same version and drops them", head=True),
     NodeCheck("memory", lambda s: f"{_planned(s):.0f} GiB available, as planned", _available,
               lambda cell, s: cell >= _planned(s), "the first or second optimizer step ends in a kill for memory",
@@ -294,7 +278,8 @@ NODE_CHECKS = (
               "ip -brief address"),
     NodeCheck("shared RUNS_ROOT", "every node reads what the head writes, and the other way", lambda n, _: n["shared"],
               nothing, "a checkpoint lacks the shards of some nodes", "RUNS_ROOT on storage that all nodes mount"),
-    NodeCheck("models", f"there, and {SAME}", _models, _all_there,
+    NodeCheck("models", f"there, and {SAME}", _models,
+              lambda cell, _: not any(one.endswith("missing") for one in cell),
               "some ranks load other weights, or none", "make prepare", equal=True),
     NodeCheck("checkpoints' space", lambda s: f"bytes and inodes of {_saves(s)} checkpoints (all, and one)", _lacking,
               nothing, "the disk is full in the middle of a save", "a larger SAVE_INTERVAL, or another RUNS_ROOT",

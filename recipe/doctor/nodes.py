@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from recipe.doctor.head_node import TRACKER
-from recipe.doctor.node_checks import NODE_CHECKS, Node, NodeCheck, Unknown, nothing
-from recipe.doctor.results import Result, Verdict, guarded, skipped
+from recipe.doctor.lineage import TRACKER
+from recipe.doctor.node_checks import NODE_CHECKS, Node, NodeCheck, nothing
+from recipe.doctor.results import Result, UnaskedError, Verdict, guarded
 from recipe.errors import BadInputError
 from recipe.pins import load_pins
 from recipe.settings import Settings
@@ -43,7 +43,7 @@ def judge(
 ) -> list[Result]:
     """A result for each chosen check. A node that did not answer fails the first one, and is in no other."""
     return [
-        skipped(check.name, "as asked")
+        Result(check.name, "skip", "as asked")
         if check.name in skip
         else guarded(check.name, partial(_judge, check, nodes, settings))
         for check in NODE_CHECKS
@@ -55,9 +55,8 @@ def _judge(check: NodeCheck, nodes: Sequence[Node], settings: Settings) -> Resul
     answered = nodes if check is NODE_CHECKS[0] else [node for node in nodes if not node["error"]]
     cells = {n["ip"]: check.cell(n, settings) for n in answered if n["head"] or not check.head}
     texts = {ip: "fine" if check.holds is nothing and not cell else _text(cell) for ip, cell in cells.items()}
-    unknown = [cell for cell in cells.values() if isinstance(cell, Unknown)]
-    if unknown or not cells:
-        return skipped(check.name, next(iter(unknown), "no node told of it"))
+    if not cells:
+        raise UnaskedError("no node told of it")
     expected = check.expected if isinstance(check.expected, str) else check.expected(settings)
     common = Counter(texts.values()).most_common(1)[0][0]
     odd = [ip for ip, text in texts.items() if text != common and (check.equal or check.holds is None)]
@@ -68,7 +67,7 @@ def _judge(check: NodeCheck, nodes: Sequence[Node], settings: Settings) -> Resul
     error = BadInputError(
         f"not every node is fit: {check.name}", expected=expected, found=found, run=check.run
     )
-    verdict: Verdict = "warn" if check.warns(settings) else "FAIL"
+    verdict: Verdict = "warn" if check.strict and not settings.strict_pins else "FAIL"
     return Result(check.name, verdict, found, expected, check.run, [error], texts, bad)
 
 

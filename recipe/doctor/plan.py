@@ -295,15 +295,15 @@ def _time(plan: Plan) -> Iterator[Figure]:
     length = min(settings.max_seq_len, of["prompt_tokens"] + sampled + of["turns"] * of["observed_per_turn"])
     gpus = settings.num_nodes * settings.gpus_per_node if settings.engine == "miles" else 0
     train = settings.global_batch_size * length / (of["train_tokens_per_second"] * max(1, gpus))
-    rollouts, saves = settings.num_rollout, _saves(settings)
+    rollouts, count = settings.num_rollout, saves(settings)
     each = generate + train + of["switch_seconds"]
-    hours = (of["start_seconds"] + rollouts * each + saves * of["save_seconds"]) / 3600
+    hours = (of["start_seconds"] + rollouts * each + count * of["save_seconds"]) / 3600
     batch = f"{settings.global_batch_size} x {length:.0f} tokens"
     for name, value, unit, formula in (
         ("a trial", trial, "s", f"sandbox + turns x tool + {sampled:.0f} tokens / {speed:.3g} a second"),
         ("sampling a rollout", generate, "s", f"ceil({started} trials / {at_once} at once) x a trial"),
         ("training a rollout", train, "s", f"{batch} / train_tokens_per_second / trainers"),
-        ("wall time", hours, "h", f"start + {rollouts} x (sampling + training + switch) + {saves} saves"),
+        ("wall time", hours, "h", f"start + {rollouts} x (sampling + training + switch) + {count} saves"),
         ("GPU-hours", hours * gpus, "h", f"wall time x {gpus} GPUs"),
         (
             "sandbox-hours",
@@ -315,16 +315,16 @@ def _time(plan: Plan) -> Iterator[Figure]:
         yield Figure(name, value, unit, formula, "assumptions, settings")
 
 
-def _saves(settings: Settings) -> int:
+def saves(settings: Settings) -> int:
     """Every SAVE_INTERVAL rollouts, and after the last one."""
     return math.ceil(settings.num_rollout / settings.save_interval)
 
 
 def _disk(plan: Plan) -> Iterator[Figure]:
-    settings, saves = plan.settings, _saves(plan.settings)
+    settings, count = plan.settings, saves(plan.settings)
     size = 550.0 if settings.engine == "miles" else 4 * TINY / 1e9
     yield Figure(
-        "checkpoints", saves * size, "GB", f"{saves} x {size:.3g} GB", "weights only; N / interval + last"
+        "checkpoints", count * size, "GB", f"{count} x {size:.3g} GB", "weights only; N / interval + last"
     )
     trials = settings.num_rollout * settings.over_sampling_batch_size * settings.n_samples_per_prompt
     yield Figure("trials", trials * plan.assumed["trial_mb"] / 1e3, "GB", f"{trials} x trial_mb", "trial_mb")

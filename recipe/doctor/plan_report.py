@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from recipe.doctor.plan import CLUSTER, Figure, Plan, build
+from recipe.doctor.plan import CLUSTER, Plan, build
 from recipe.errors import BadInputError
 from recipe.files import read_text
 from recipe.resolve import restore
@@ -19,6 +19,7 @@ from recipe.settings import Settings
 from recipe.untrusted import size
 from recipe.watch.curves import mean
 from recipe.watch.history import History, manifest_of, read, settings_of
+from recipe.watch.metrics import figure as shown
 
 Node = dict[str, Any]
 
@@ -129,12 +130,12 @@ def tables(plan: Plan, measured: dict[str, tuple[float, float]]) -> Iterator[Tab
         nodes = f" on {plan.settings.num_nodes} nodes" if title in plan.phases else ""
         table = _table(title + nodes, "", "value", "unit", "formula", "source")
         for figure in figures:
-            table.add_row(figure.name, _number(figure), figure.unit, figure.formula, figure.source)
+            table.add_row(figure.name, shown(figure.value), figure.unit, figure.formula, figure.source)
         yield table
     if measured:
         table = _table("plan against measured", "", "planned", "measured", "measured / planned")
         for name, (planned, came) in measured.items():
-            table.add_row(name, f"{planned:.4g}", f"{came:.4g}", f"{came / planned:.2f}" if planned else "-")
+            table.add_row(name, *map(shown, (planned, came, came / planned if planned else None)))
         yield table
     table = _table("assumed (--assume NAME=VALUE)", "name", "value", "meaning")
     for name, value in plan.assumed.items():
@@ -144,7 +145,3 @@ def tables(plan: Plan, measured: dict[str, tuple[float, float]]) -> Iterator[Tab
 
 def _table(title: str, *headings: str) -> Table:
     return Table(*headings, title=title, title_justify="left", box=None, pad_edge=False)
-
-
-def _number(figure: Figure) -> str:
-    return f"{figure.value:,.0f}" if abs(figure.value) >= 1000 else f"{figure.value:.3g}"

@@ -5,23 +5,23 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from recipe import rules
 from recipe.doctor import checks
 from recipe.doctor.node_checks import NODE_CHECKS
 from recipe.doctor.nodes import judge
-from recipe.doctor.results import Result, guarded, require_known, skipped
+from recipe.doctor.results import Result, guarded, require_known
 from recipe.settings import Settings
 
-RAY = "Ray"
+RAY, RAY_HOLDS = "Ray", "a cluster that runs jobs"
 NAMES = (*(check.name for check in checks.CHECKS), RAY, *(check.name for check in NODE_CHECKS))
 STYLES = {"ok": "green", "FAIL": "bold red", "warn": "yellow", "skip": "dim"}
 # Where the output is no terminal: lines that a file or a log can hold.
@@ -61,11 +61,10 @@ def report(
 
 def _of_cluster(
     settings: Settings, only: Collection[str], skip: Collection[str], *, cluster: bool
-) -> Iterator[Result]:
+) -> list[Result]:
     wanted = [name for name in (RAY, *(check.name for check in NODE_CHECKS)) if not only or name in only]
     if not wanted or not cluster or RAY in skip:
-        yield from (skipped(name, "it needs the cluster") for name in wanted)
-        return
+        return [Result(name, "skip", "it needs the cluster") for name in wanted]
     from recipe.run.cluster import stage_plugins
     from recipe.run.dashboard import find_ray
     from recipe.run.interrupts import Interrupts
@@ -78,15 +77,12 @@ def _of_cluster(
         with Interrupts() as interrupts, tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             nodes.extend(ask(settings, ray, stage_plugins(folder), folder / "nodes.log", interrupts))
-        return Result(RAY, "ok", f"its dashboard at {ray.url}", "a cluster that runs jobs")
+        return Result(RAY, "ok", f"its dashboard at {ray.url}", RAY_HOLDS)
 
     told = guarded(RAY, look)
-    if RAY in wanted or told.errors:
-        yield told
     if told.errors:
-        yield from (skipped(name, "no node was asked") for name in wanted if name != RAY)
-        return
-    yield from judge(nodes, settings, only, skip)
+        return [told, *(Result(name, "skip", "no node was asked") for name in wanted if name != RAY)]
+    return [told] * (RAY in wanted) + judge(nodes, settings, only, skip)
 
 
 def _print(results: Sequence[Result], remark: str = "") -> None:
@@ -104,20 +100,16 @@ def _print(results: Sequence[Result], remark: str = "") -> None:
         console.print("\nBy node; * differs or does not do")
         console.print(_by_node(results, addresses))
     counts = {verdict: sum(one.verdict == verdict for one in results) for verdict in STYLES}
-    console.print(
-        "\ndoctor: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + remark
-    )
+    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    console.print(f"\ndoctor: {told}{remark}")
 
 
 def _by_node(results: Sequence[Result], addresses: Sequence[str]) -> Table:
-    table = Table("check", *addresses, box=None, pad_edge=False)
+    columns = [Column(ip, max_width=CELL, no_wrap=True) for ip in addresses]
+    table = Table("check", *columns, box=None, pad_edge=False)
     for one in results:
         if one.cells:
-            cells = [_cell(one.cells.get(ip, ""), marked=ip in one.bad) for ip in addresses]
-            table.add_row(one.check, *cells)
+            told = {ip: Text(text) for ip, text in one.cells.items()}
+            told |= {ip: Text(f"* {one.cells[ip]}", "bold red") for ip in one.bad}
+            table.add_row(one.check, *(told.get(ip, "") for ip in addresses))
     return table
-
-
-def _cell(text: str, *, marked: bool) -> Text:
-    short = text if len(text) <= CELL else f"{text[: CELL - 1]}…"
-    return Text(f"* {short}" if marked else short, "bold red" if marked else "")

@@ -8,31 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import json
 import os
 import platform
 import pwd
 import re
 import shutil
 import socket
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-from pydantic import SecretStr
+from typing import Any
 
 from recipe import given
 from recipe.errors import BadInputError
-from recipe.files import read_text
+from recipe.programs import ask
 from recipe.resolve import resolve
 from recipe.run.folder import existing_part
 from recipe.run.manifest import MAIN_PACKAGES, commit, pinned
 from recipe.settings import NAMES, SECRETS, Settings
 from recipe.settings_tables import resolved
+from recipe.watch.history import latest_run, manifest_of, recorded
+from recipe.watch.live import host_memory
 
 TOOL_SECONDS = 30.0
-CHOICES = ("engine", "agent", "sandbox_backend")
 # Of settings that can't be resolved.
 DEFAULTS = {
     "tasks_dir": (".", "default"),
@@ -40,88 +38,90 @@ DEFAULTS = {
     "engine": ("miles", "default"),
 }
 SUMMARY = ("started", "ended", "exit_code", "error", "commit", "python", "platform")
+# Settings that name a person or a machine.
+NAMING = ("head_ip", "wandb_entity", "gke_project_id")
 
 
 def text(chosen: Settings | BadInputError) -> str:
-    """The whole text, in Markdown; by the defaults where the settings could not be resolved, and why not."""
-    if isinstance(chosen, Settings):
-        settings, listed = chosen, resolved(chosen).splitlines()
-    else:
-        settings, listed = resolve(DEFAULTS), list(_unresolved(chosen))
+    """The whole text, in Markdown: what is given now, and the last run with its settings.
+
+    Where settings could not be resolved it says why, and goes by the defaults.
+    """
+    settings = chosen if isinstance(chosen, Settings) else resolve(DEFAULTS)
+    lines = resolved(chosen).splitlines() if isinstance(chosen, Settings) else _unresolved(chosen)
     installed = {found.name: found.version for found in importlib.metadata.distributions()}
-    sections = {
+    manifest = _last_manifest(settings.runs_root)
+    sections: dict[str, Iterable[str]] = {
         "Project": [f"commit: {commit() or 'no checkout'}"]
         + [f"{name}: {installed.get(name, 'not installed')}" for name in MAIN_PACKAGES],
-        "Machine": list(_machine(settings)),
-        "Settings": listed,
-        "Pins": [f"{name}: {pin}" for name, pin in pinned(settings).items()],
-        "Last run": list(_last_run(settings.runs_root)),
+        "Machine": _machine(settings),
+        "Settings given here": (line for line in lines if not line.endswith(" default")),
+        "Pins": (f"{name}: {pin}" for name, pin in pinned(settings).items()),
+        "Last run": _last_run(manifest),
     }
-    whole = "\n".join(f"## {title}\n```\n" + "\n".join(lines) + "\n```" for title, lines in sections.items())
-    return _shareable(whole, settings)
+    whole = "\n".join(f"## {title}\n```\n" + "\n".join(of) + "\n```" for title, of in sections.items())
+    return _shareable(whole, settings.public(), recorded(manifest or {}))
 
 
 def _unresolved(error: BadInputError) -> Iterator[str]:
     """Without what was given: it may be a secret in the wrong place."""
     yield re.sub(r"^(['\"]).*\1", "a word", error.problem, flags=re.DOTALL)
     yield from (f"{name}: {error.facts[name]}" for name in ("expected", "where") if name in error.facts)
-    yield "pins and the last run are those of the defaults"
+    yield "pins and the last run are those of the default settings"
 
 
 def _machine(settings: Settings) -> Iterator[str]:
-    release = Path("/etc/os-release")
-    yield from (
-        [line for line in release.read_text().splitlines() if "PRETTY" in line] if release.exists() else []
-    )
+    with contextlib.suppress(OSError):
+        yield f"system: {platform.freedesktop_os_release()['PRETTY_NAME']}"
     yield f"kernel: {platform.release()}, {platform.machine()}, {os.cpu_count()} CPUs"
     yield f"cgroup: {'v2' if Path('/sys/fs/cgroup/cgroup.controllers').exists() else 'v1 or none'}"
     yield f"Python: {sys.version}"
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    yield from (line for line in lines if line.startswith(("MemTotal", "MemAvailable", "SwapTotal")))
+    memory = host_memory()
+    yield from (f"{name}: {memory[name] / 1e9:.1f} GB" for name in ("MemTotal", "MemAvailable", "SwapTotal"))
     try:
         disk = shutil.disk_usage(existing_part(settings.runs_root))
         yield f"disk of RUNS_ROOT: {disk.free / 1e9:.1f} GB free of {disk.total / 1e9:.1f}"
     except OSError as error:
         yield f"disk of RUNS_ROOT: {error}"
     command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    done = ask(command, folder=Path("/"), seconds=TOOL_SECONDS)
+    yield f"GPUs: {(done.stdout + done.stderr).strip() or 'none'}"
+
+
+def _last_manifest(runs_root: Path) -> dict[str, Any] | None:
+    """Empty when it can't be read; None: there is no run."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_SECONDS, check=False)
-        yield f"GPUs: {(done.stdout + done.stderr).strip() or 'none'}"
-    except (OSError, subprocess.TimeoutExpired) as error:
-        yield f"GPUs: {error}"
+        return manifest_of(latest_run(runs_root))
+    except BadInputError:
+        return None
 
 
-def _last_run(runs_root: Path) -> Iterator[str]:
-    manifests = sorted(runs_root.glob("*/run_manifest.json"), key=lambda path: path.lstat().st_mtime)
-    if not manifests:
-        yield "none"
+def _last_run(manifest: dict[str, Any] | None) -> Iterator[str]:
+    if not manifest:
+        yield "none" if manifest is None else "no manifest that can be read"
         return
-    try:
-        facts = json.loads(read_text(manifests[-1]))
-        lines = [f"{name}: {facts.get(name)}" for name in SUMMARY]
-        yield from lines + [f"{name}: {facts['settings'][name]['value']}" for name in CHOICES]
-    except (BadInputError, ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
-        yield f"no manifest that can be read: {type(error).__name__}: {error}"
+    yield from (f"{name}: {manifest.get(name)}" for name in SUMMARY)
+    for name, of in manifest.get("settings", {}).items():
+        yield f"{f'{name.upper()}={of["value"]}':<48} {of['source']}"
 
 
-def _shareable(whole: str, settings: Settings) -> str:
+def _shareable(whole: str, *settings: dict[str, Any]) -> str:
     """Without what names a secret, a person or a machine, wherever it stands: in a value, a path or an error."""
-    values = [getattr(settings, name) for name in SECRETS]
-    secrets = {value.get_secret_value() for value in values if isinstance(value, SecretStr)}
-    with contextlib.suppress(BadInputError):  # which is told; these are for settings that can't be resolved
-        secrets |= {value for name, (value, _) in given.environment(NAMES).items() if name in SECRETS}
-        found = given.env_file(".env", NAMES, required=False)
-        secrets |= {value for name, (value, _) in found.items() if name in SECRETS}
+    secrets: set[str] = set()
+    for file in {".env", str(settings[0]["env_file"])}:
+        with contextlib.suppress(BadInputError):  # which is told
+            found = [*given.environment(NAMES).items(), *given.env_file(file, NAMES, required=False).items()]
+            secrets |= {value for name, (value, _) in found if name in SECRETS}
     for secret in sorted(secrets, key=len, reverse=True):  # one may begin with another
         whole = whole.replace(secret, "(secret)") if secret else whole
     whole = re.sub(r"(--\S*(?:key|token|secret|password)[= ])\S+", r"\1(secret)", whole, flags=re.IGNORECASE)
     whole = re.sub(r"//[^/\s@]+@", "//(hidden)@", whole)
     whole = re.sub(r"(://[^\s?#]*[?#])[^\s'\"]+", r"\1(hidden)", whole)
     user, host = pwd.getpwuid(os.getuid()), socket.gethostname()
-    hidden: dict[str | None, str] = {str(Path.home()): "~", user.pw_dir: "~", user.pw_name: "<user>"}
+    hidden = {str(Path.home()): "~", user.pw_dir: "~", user.pw_name: "<user>"}
     hidden |= {host: "<host>", host.partition(".")[0]: "<host>"}
-    hidden |= dict.fromkeys((settings.head_ip, settings.wandb_entity, settings.gke_project_id), "<hidden>")
-    for name, word in sorted(hidden.items(), key=lambda pair: -len(pair[0] or "")):
+    hidden |= {str(of.get(name) or ""): "<hidden>" for of in settings for name in NAMING}
+    for name, word in sorted(hidden.items(), key=lambda pair: -len(pair[0])):
         if name and name not in ("/", "localhost", "root"):  # nobody's
             whole = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", word, whole)
     return whole

@@ -37,8 +37,7 @@ def launch(settings: Settings, argv: Sequence[str], console: Console, interrupts
     """
     rules.check(settings)
     require_known(settings.skipped_checks, NAMES)
-    checks.check(settings, settings.skipped_checks)
-    rows = checks.prompt_rows(settings)
+    rows = checks.check(settings, settings.skipped_checks)
     # Until something stands ready that removes or finishes the folder.
     interrupts.hold()
     folder = RunFolder.create(settings.run_dir)

@@ -7,20 +7,14 @@ these numbers was measured on Inkling-Small.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from recipe.errors import BadInputError
 from recipe.plugins.audit import GROWTH, LEAST_RATIO
 from recipe.watch import conditions
-from recipe.watch.conditions import (
-    LEAST_GROUPS,
-    LEAST_TRIALS,
-    STALL_PHASES,
-    STALL_SECONDS,
-    STANDARD_ERRORS,
-    Check,
-)
+from recipe.watch.conditions import LEAST_GROUPS, LEAST_TRIALS, STALL_PHASES, STALL_SECONDS, STANDARD_ERRORS
 
 
 @dataclass(frozen=True)
@@ -32,7 +26,7 @@ class Alarm:
     """
 
     name: str
-    check: Check
+    check: conditions.Check
     limit: float
     when: str
     why: str
@@ -149,14 +143,14 @@ measured on the tiny model of the local engine: on Inkling-Small none was, so lo
 |---|---|---|---|---|"""
 
 
-def named(stop_on: str) -> list[str]:
+def named(settings: Mapping[str, Any]) -> list[str]:
     """The names in STOP_ON, in small letters."""
-    return [name.strip().casefold() for name in stop_on.split(",") if name.strip()]
+    return [name.strip().casefold() for name in str(settings.get("stop_on") or "").split(",") if name.strip()]
 
 
 def stopping(stop_on: str) -> frozenset[str]:
     """The alarms that stop a run with this STOP_ON. Raises BadInputError, with the nearest name, for no alarm."""
-    names = named(stop_on)
+    names = named({"stop_on": stop_on})
     if names == ["none"]:
         return frozenset()
     for name in names:

@@ -54,7 +54,7 @@ def alarms(run: RunArgument = "", *, as_json: AsJson = False) -> None:
     events = list(EventReader(folder / "events.jsonl").new())
     manifest = history.manifest_of(folder)
     settings, within = history.recorded(manifest), history.window(manifest)
-    if unknown := set(named(str(settings.get("stop_on") or ""))) - {*NAMES, "none"}:
+    if unknown := set(named(settings)) - {*NAMES, "none"}:
         names = clean(", ".join(sorted(unknown)))
         print(f"note: STOP_ON names what is no alarm of this version: {names}", file=sys.stderr)
     raised = live.replay(events, settings, within)

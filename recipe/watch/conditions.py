@@ -72,11 +72,8 @@ def reward_fall(history: History, _settings: Settings, limit: float) -> str | No
     groups = REWARD_WINDOW * max(1.0, _number(history.newest, "groups_kept"))
     chance = STANDARD_ERRORS * math.sqrt((best_variance + variance) / groups)
     fallen = now < limit * best and best - now > chance
-    return (
-        f"mean reward {now:.2f} in the last {REWARD_WINDOW} rollouts, {best:.2f} in the best"
-        if fallen
-        else None
-    )
+    told = f"mean reward {now:.2f} in the last {REWARD_WINDOW} rollouts, {best:.2f} in the best"
+    return told if fallen else None
 
 
 def _window(rewards: list[float], spreads: list[float], end: int) -> tuple[float, float]:
@@ -116,11 +113,9 @@ def skipped_updates(history: History, _settings: Settings, limit: float) -> str 
     """No step was taken, or none that could do any good, in the last `limit` rollouts."""
     metrics = [rollout.metrics for rollout in history.rollouts[-int(limit) :]]
     lost = [
-        one
-        for one in metrics
-        if one.get("valid_step", not _lost(one, "grad_norm")) is False or _lost(one, "loss")
+        one.get("valid_step", not _lost(one, "grad_norm")) is False or _lost(one, "loss") for one in metrics
     ]
-    return f"no update in {len(lost)} rollouts in a row" if len(lost) == limit else None
+    return f"no update in {sum(lost)} rollouts in a row" if sum(lost) == limit else None
 
 
 def uniform_groups(history: History, _settings: Settings, limit: float) -> str | None:
@@ -139,15 +134,13 @@ def infrastructure(history: History, _settings: Settings, limit: float) -> str |
     for group in reversed(history.groups):
         trials += group.trials
         if len(trials) >= LEAST_TRIALS:
-            share = statistics.fmean(map(failed, trials))
-            return (
-                f"{share:.0%} of the last {len(trials)} trials, limit {limit:.0%}" if share > limit else None
-            )
+            share = statistics.fmean(map(_failed, trials))
+            told = f"{share:.0%} of the last {len(trials)} trials, limit {limit:.0%}"
+            return told if share > limit else None
     return None
 
 
-def failed(trial: Mapping[str, Any]) -> bool:
-    """Whether a trial of a group failed by no doing of the policy."""
+def _failed(trial: Mapping[str, Any]) -> bool:
     status = trial.get("exit_status")
     return status is None or status in INFRASTRUCTURE or trial.get("status") in {"aborted", "failed"}
 
@@ -173,20 +166,16 @@ def stall(history: History, _settings: Settings, limit: float) -> str | None:
         return None
     past = [one.seconds[history.phase] for one in history.rollouts if history.phase in one.seconds]
     usual = statistics.median(past) if len(past) >= STALL_PHASES else math.inf
-    return (
-        f"{history.phase} for {lasted / 60:.0f} min, usually {usual / 60:.1f}"
-        if lasted > limit * usual
-        else None
-    )
+    told = f"{history.phase} for {lasted / 60:.0f} min, usually {usual / 60:.1f}"
+    return told if lasted > limit * usual else None
 
 
 def low_memory(history: History, _settings: Settings, limit: float) -> str | None:
     """The head's memory is nearly used up."""
     seen = history.resources or {}
     available, total = _number(seen, "available_memory_bytes"), _number(seen, "total_memory_bytes")
-    return (
-        f"{available / 1e9:.1f} GB of {total / 1e9:.0f} GB available" if available < limit * total else None
-    )
+    told = f"{available / 1e9:.1f} GB of {total / 1e9:.0f} GB available"
+    return told if available < limit * total else None
 
 
 def low_disk(history: History, settings: Settings, limit: float) -> str | None:
@@ -195,11 +184,8 @@ def low_disk(history: History, settings: Settings, limit: float) -> str | None:
     if len(history.rollouts) >= (settings.get("num_rollout") or math.inf):
         return None
     free, needed = _number(seen, "free_disk_bytes"), _number(seen, "checkpoint_bytes")
-    return (
-        f"{free / 1e9:.1f} GB free, a checkpoint takes {needed / 1e9:.1f} GB"
-        if free < limit * needed
-        else None
-    )
+    told = f"{free / 1e9:.1f} GB free, a checkpoint takes {needed / 1e9:.1f} GB"
+    return told if free < limit * needed else None
 
 
 def sandbox_hours(history: History, settings: Settings, limit: float) -> str | None:

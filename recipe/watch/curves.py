@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -27,16 +26,8 @@ VARIABLES = {INK: "var(--ink)", GRID: "var(--rule)"} | {
 NAMED = {metric.name: metric for metric in METRICS}
 # In the order of a page: did it learn, is it sound, what do trials look like.
 DRAWN = (
-    *(
-        "reward_mean",
-        "kl",
-        "entropy",
-        "logprob_difference",
-        "grad_norm",
-        "response_tokens_mean",
-        "turns_mean",
-    ),
-    *("truncated_ratio", "malformed_ratio", "groups_dropped", "tokens_per_second"),
+    *("reward_mean", "kl", "entropy", "logprob_difference", "grad_norm", "response_tokens_mean"),
+    *("turns_mean", "truncated_ratio", "malformed_ratio", "groups_dropped", "tokens_per_second"),
 )
 PHASES = {"generate": "sample", "train": "train", "update_weights": "sync", "save": "save"}
 # Units of which none at all is the mark to read the others from.
@@ -67,13 +58,14 @@ def draw(runs: Runs) -> Iterator[tuple[str, str, Figure]]:
         if any(drawn):
             if metric.unit in COUNTED:
                 axes.set_ylim(bottom=0)
-            _legend(axes, shown=len(runs) > 1)
+            if len(runs) > 1:
+                _legend(axes)
             yield metric.name.removesuffix("_mean"), metric.meaning, figure
     rollouts, *others = runs.values()
     if rollouts and not others:
         figure, axes = _empty("Time (s)")
         _phases(axes, rollouts)
-        _legend(axes, shown=True)
+        _legend(axes)
         yield "seconds", "of a rollout, by phase", figure
 
 
@@ -93,12 +85,9 @@ def _empty(title: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _legend(axes: Axes, *, shown: bool) -> None:
-    if shown:
-        below = (0, -0.2)
-        axes.legend(
-            fontsize=8, frameon=False, labelcolor=INK, ncols=4, loc="upper left", bbox_to_anchor=below
-        )
+def _legend(axes: Axes) -> None:
+    below = (0, -0.2)
+    axes.legend(fontsize=8, frameon=False, labelcolor=INK, ncols=4, loc="upper left", bbox_to_anchor=below)
 
 
 def _line(axes: Axes, label: str, rollouts: Sequence[Rollout], metric: str, colour: str) -> bool:
@@ -121,12 +110,11 @@ def _line(axes: Axes, label: str, rollouts: Sequence[Rollout], metric: str, colo
 def _phases(axes: Axes, rollouts: Sequence[Rollout]) -> None:
     """The seconds of each rollout, its phases on top of each other."""
     edges = [rollout.number + 0.5 for rollout in rollouts] + [rollouts[-1].number + 1.5]
-    tops = [[0.0] * len(rollouts)]
-    for phase in PHASES:
-        seconds = [number(rollout.seconds.get(phase, 0)) for rollout in rollouts]
-        tops.append([below + more for below, more in zip(tops[-1], seconds, strict=True)])
-    for (below, above), label, colour in zip(pairwise(tops), PHASES.values(), LINES, strict=True):
+    below = [0.0] * len(rollouts)
+    for (phase, label), colour in zip(PHASES.items(), LINES, strict=True):
+        above = [base + one.seconds.get(phase, 0) for base, one in zip(below, rollouts, strict=True)]
         axes.stairs(above, edges, baseline=below, fill=True, color=colour, label=label, linewidth=0)
+        below = above
 
 
 def svg(figure: Figure) -> str:

@@ -18,8 +18,6 @@ from recipe.events import Event, EventReader, is_number
 from recipe.untrusted import loads, open_file
 from recipe.watch.metrics import TIMED, number
 
-# What the watchers themselves say is no sign of life of the job.
-WATCHERS = frozenset({"alarm", "resources", "sandbox"})
 # What a manifest holds where it is as the launcher writes it, and the settings with which the watchers count.
 FORMS: dict[str, type] = (
     dict.fromkeys(("settings", "pins", "packages", "tasks", "prompt_data"), dict)
@@ -31,12 +29,11 @@ COUNTED = frozenset({"num_rollout", "audit_max_strict", "sandbox_hours_max", "sa
 
 @dataclass
 class Rollout:
-    """One finished rollout: its metrics, the seconds of its phases, and its trials' `agent/*` metrics."""
+    """One finished rollout: its metrics, and the seconds of its phases."""
 
     number: int
     metrics: dict[str, Any]
     seconds: dict[str, float]
-    agent: dict[str, Any]
     time: float
 
 
@@ -60,7 +57,6 @@ class Sandboxes:
     """Counts of the run's sandboxes, and the hours that all of them together have been there."""
 
     created: int = 0
-    deleted: int = 0
     orphans: int = 0
     now: float = 0.0
     _open: dict[str, float] = field(default_factory=dict)  # since when, by id
@@ -82,7 +78,6 @@ class Sandboxes:
                 self.created += 1
                 self._open[name] = when
             case "deleted":
-                self.deleted += 1
                 since = self._open.pop(name, when)
                 lasted = event.get("seconds")
                 self._closed_seconds += max(0.0, when - since if lasted is None else lasted)
@@ -105,14 +100,12 @@ class History:
     finished_trials: list[Event] = field(default_factory=list)
     checkpoints: list[str] = field(default_factory=list)
     alarms: list[Event] = field(default_factory=list)
-    audits: list[Event] = field(default_factory=list)
     sandboxes: Sandboxes = field(default_factory=Sandboxes)
     resources: Event | None = None
     phase: str | None = None
     phase_rollout: int | None = None
     phase_time: float = 0.0
     started: float = 0.0
-    last_time: float = 0.0  # of the job's last sign of life
     now: float = 0.0
     status: str = "unfinished"
     error: str | None = None
@@ -124,8 +117,6 @@ class History:
         event = {**event, "time": max(self.since, min(event["time"], self.until))}
         self.pass_time(event["time"])
         self.started = self.started or self.since or event["time"]
-        if event["kind"] not in WATCHERS:
-            self.last_time = event["time"]
         match event:
             case {"kind": "sandbox"}:
                 self.sandboxes.take(event)
@@ -141,15 +132,14 @@ class History:
             case {"kind": "group", "kept": kept, "trials": list(trials)}:
                 self.groups.append(Group(event.get("rollout"), bool(kept), event.get("reason"), trials))
             case {"kind": "rollout", "rollout": int(number), "metrics": dict(metrics)}:
-                agent = event.get("trials") or {}
-                finished = Rollout(number, metrics, event.get("seconds") or {}, agent, event["time"])
-                self._finish(finished)
+                self.rollouts.append(Rollout(number, metrics, event.get("seconds") or {}, event["time"]))
+                self._groups_before = len(self.groups)
+                # Surplus trials are flushed by then; on Miles some of them never say so.
+                self._forget_trials()
             case {"kind": "checkpoint", "path": str(path)}:
                 self.checkpoints.append(path)
             case {"kind": "alarm", "alarm": str()}:
                 self.alarms.append(event)
-            case {"kind": "audit"}:
-                self.audits.append(event)
             case {"kind": "resources"}:
                 self.resources = event
             case {"kind": "lesson", "done": done, "total": total}:
@@ -162,12 +152,6 @@ class History:
     def pass_time(self, now: float) -> None:
         """It is `now`, though nothing may have happened."""
         self.now = self.sandboxes.now = max(self.now, min(now, self.until))
-
-    def _finish(self, rollout: Rollout) -> None:
-        self.rollouts.append(rollout)
-        self._groups_before = len(self.groups)
-        # Surplus ones are flushed by then; on Miles some of them never say so.
-        self._forget_trials()
 
     def _forget_trials(self) -> None:
         """Those of finished rollouts, and of the warm start once a rollout is under way."""
@@ -205,10 +189,7 @@ class History:
     def metrics(self) -> list[dict[str, Any]]:
         """The metrics of every rollout; no times, so that two deterministic runs have the same."""
         return [
-            {
-                "rollout": one.number,
-                **{name: value for name, value in one.metrics.items() if name not in TIMED},
-            }
+            {"rollout": one.number} | {name: of for name, of in one.metrics.items() if name not in TIMED}
             for one in self.rollouts
         ]
 
@@ -254,17 +235,14 @@ def manifest_of(run: Path) -> dict[str, Any]:
     }
     if "settings" in manifest:
         manifest["settings"] = {
-            name: {"source": "not recorded", **of} | {"value": _counted(name, of["value"])}
+            name: {"source": "not recorded", **of}
+            | ({"value": None} if name in COUNTED and not is_number(of["value"]) else {})
             for name, of in manifest["settings"].items()
             if isinstance(of, dict) and "value" in of
         }
     if "nodes" in manifest:
         manifest["nodes"] = [node for node in manifest["nodes"] if isinstance(node, dict)]
     return manifest
-
-
-def _counted(name: str, value: Any) -> Any:
-    return value if name not in COUNTED or is_number(value) else None
 
 
 def window(manifest: dict[str, Any]) -> tuple[float, float]:
@@ -300,8 +278,4 @@ def latest_run(runs_root: Path) -> Path:
             "there is no run yet", expected="a run's folder", found=f"none in {runs_root}", run="make smoke"
         )
     # The folder's own files come and go; this one was made when it began.
-    return max(found, key=_began)
-
-
-def _began(run: Path) -> tuple[str, float]:
-    return str(manifest_of(run).get("started") or ""), run.stat().st_mtime
+    return max(found, key=lambda run: (str(manifest_of(run).get("started") or ""), run.stat().st_mtime))

@@ -7,17 +7,17 @@ import math
 import shutil
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from recipe.events import Event
 from recipe.settings import Settings
 from recipe.untrusted import clean, size
-from recipe.watch.alarms import ALARMS, NAMES, Alarm, named, stopping
+from recipe.watch.alarms import ALARMS, Alarm, named, stopping
 from recipe.watch.conditions import Settings as Recorded
 from recipe.watch.history import History, manifest_of, window
 
@@ -32,21 +32,16 @@ CHECKPOINT_BYTES = 550e9
 class Judge:
     """The history of a run, and which alarms have spoken: each once for as long as its condition holds."""
 
-    def __init__(self, settings: Recorded, history: History) -> None:
-        """`history`: an empty one. Raises BadInputError when STOP_ON names no alarm."""
-        self._history = history
-        self._settings = settings
-        self._stopping = stopping(str(settings.get("stop_on") or ""))
+    def __init__(self, settings: Recorded, history: History, stops: Collection[str]) -> None:
+        """`history`: an empty one; `stops`: the names of the alarms that stop a run."""
+        self._history, self._settings, self._stops = history, settings, stops
         self._quiet = {alarm.name: QUIET_LOOKS for alarm in ALARMS}  # looks since its condition held
 
     def take(self, event: Event) -> list[Event]:
         """The alarms that an event raises, and those of the silence before it."""
         raised = self.tick(event["time"])
         self._history.take(event)
-        # What lacks its metrics makes no rollout.
-        return raised + (
-            self._look(event["kind"]) if self._history.rollouts or event["kind"] != "rollout" else []
-        )
+        return raised + self._look(event["kind"])
 
     def tick(self, now: float) -> list[Event]:
         """The alarms of a silence that lasts until `now`, unix seconds."""
@@ -58,12 +53,14 @@ class Judge:
 
     def _judge(self, alarm: Alarm) -> Iterator[Event]:
         history, name = self._history, alarm.name
+        if alarm.after == "rollout" and not history.rollouts:  # what lacks its metrics makes none
+            return
         found = alarm.check(history, self._settings, alarm.limit)
         spoken = self._quiet[name] < QUIET_LOOKS
         self._quiet[name] = self._quiet[name] + 1 if found is None else 0
         if found and not spoken:
             rollout = history.rollouts[-1].number if alarm.after == "rollout" else history.phase_rollout
-            action = "stop" if name in self._stopping else "warn"
+            action = "stop" if name in self._stops else "warn"
             told = {"alarm": name, "rollout": rollout, "found": found, "action": action, "do": alarm.do}
             yield {"time": history.now, "kind": "alarm", **told}
 
@@ -74,7 +71,7 @@ class Watch:
     def __init__(self, run_dir: Path, settings: Settings) -> None:
         self._run_dir = run_dir
         self._history = History(*window(manifest_of(run_dir)))
-        self._judge = Judge(settings.public(), self._history)
+        self._judge = Judge(settings.public(), self._history, stopping(settings.stop_on))
         self._looked = -math.inf
         self._needed = CHECKPOINT_BYTES if settings.engine == "miles" else 0.0
         self._checkpoint: Path | None = None  # one that has not been measured
@@ -98,11 +95,10 @@ class Watch:
         return raised
 
     def _resources(self) -> dict[str, Any]:
-        lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-        kibibytes = {words[0]: int(words[1]) for words in lines}
+        memory = host_memory()
         return {
-            "available_memory_bytes": kibibytes["MemAvailable:"] * 1024,
-            "total_memory_bytes": kibibytes["MemTotal:"] * 1024,
+            "available_memory_bytes": memory["MemAvailable"],
+            "total_memory_bytes": memory["MemTotal"],
             "free_disk_bytes": shutil.disk_usage(self._run_dir).free,
             "checkpoint_bytes": self._checkpoint_bytes(),
             "where": socket.gethostname(),
@@ -116,6 +112,12 @@ class Watch:
         return self._needed
 
 
+def host_memory() -> dict[str, int]:
+    """Bytes by the names of /proc/meminfo."""
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
+
+
 def replay(
     events: Iterable[Event], settings: Recorded, within: tuple[float, float] = (0.0, math.inf)
 ) -> list[Event]:
@@ -123,18 +125,15 @@ def replay(
 
     `within`: the times between which they lie. A name of STOP_ON that this version does not know stops nothing.
     """
-    chosen = named(str(settings.get("stop_on") or ""))
-    known = [name for name in chosen if name in NAMES] or ["none"]
-    judge = Judge({**settings, "stop_on": ",".join(known) if chosen else ""}, History(*within))
+    judge = Judge(settings, History(*within), named(settings) or stopping(""))
     return [alarm for event in events for alarm in judge.take(event)]
 
 
 def table(raised: Iterable[Event]) -> Table:
     """The alarms for people, in 80 columns."""
-    shown = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("rollout", "alarm", "found", "what to do"):
-        shown.add_column(heading, justify="right" if heading == "rollout" else "left", overflow="fold")
+    texts = (Column(heading, overflow="fold") for heading in ("alarm", "found", "what to do"))
+    shown = Table(Column("rollout", justify="right"), *texts, box=None, padding=(0, 2, 0, 0))
     for alarm in raised:
         rollout = "" if alarm["rollout"] is None else str(alarm["rollout"] + 1)
-        shown.add_row(rollout, *(escape(clean(str(alarm[name]))) for name in ("alarm", "found", "do")))
+        shown.add_row(rollout, *(Text(clean(str(alarm[name]))) for name in ("alarm", "found", "do")))
     return shown

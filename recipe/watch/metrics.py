@@ -101,6 +101,15 @@ def number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
+def figure(value: Any) -> str:
+    """A number as people read it; other values as they are."""
+    if value is None or value != value:  # NaN
+        return "-"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.3g}"
+
+
 def part(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Those whose name starts so."""
     return {name: value for name, value in metrics.items() if name.startswith(prefix)}

@@ -17,7 +17,7 @@ from recipe.untrusted import clean
 from recipe.watch import trajectories
 from recipe.watch.curves import mean
 from recipe.watch.history import History, Rollout, manifest_of
-from recipe.watch.metrics import number
+from recipe.watch.metrics import figure, number
 from recipe.watch.status import facts, span
 from recipe.watch.trajectories import Trajectory
 
@@ -97,15 +97,6 @@ def render(template: str, **values: Any) -> str:
     return environment.get_template(template).render(**values)
 
 
-def figure(value: Any) -> str:
-    """A number as people read it; other values as they are."""
-    if value is None or value != value:  # NaN
-        return "-"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.3g}"
-
-
 def learned(rollouts: Sequence[Rollout]) -> dict[str, float] | None:
     """Mean reward of the first and of the last `count` rollouts, and how many standard errors lie between.
 
@@ -115,19 +106,12 @@ def learned(rollouts: Sequence[Rollout]) -> dict[str, float] | None:
     count = min(ENDS, len(found) // 2)
     if not count:
         return None
-    first, last = (mean([number(of["reward_mean"]) for of in end]) for end in (found[:count], found[-count:]))
-    variances = (
-        number(of.get("reward_std")) ** 2 / max(1, number(of.get("trials")))
-        for of in found[:count] + found[-count:]
-    )
+    ends = found[:count] + found[-count:]
+    first, last = (mean([number(of["reward_mean"]) for of in end]) for end in (ends[:count], ends[count:]))
+    variances = (number(of.get("reward_std")) ** 2 / max(1, number(of.get("trials"))) for of in ends)
     errors = (last - first) / max(math.sqrt(sum(variances)) / count, LEAST_ERROR)
-    return {
-        "count": count,
-        "first": first,
-        "last": last,
-        "errors": errors,
-        "beyond_chance": float(abs(errors) > CLEAR),
-    }
+    clear = abs(errors) > CLEAR
+    return {"count": count, "first": first, "last": last, "errors": errors, "beyond_chance": clear}
 
 
 def _trials(history: History) -> Iterator[Trial]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from markupsafe import Markup
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from recipe.errors import BadInputError, RecipeError
 from recipe.files import write_whole
@@ -71,9 +71,9 @@ def _measured(run: Path, history: History) -> dict[str, tuple[float, float]]:
 
 def table(history: History) -> Table:
     """A row a rollout, narrow enough for 80 columns."""
-    shown = Table(box=box.SIMPLE_HEAD, padding=0, caption=LEGEND, caption_justify="left")
-    for heading in ("", "reward", "groups", "turns", "KL", "entropy", "Δlogprob", "grad", *PHASES.values()):
-        shown.add_column(heading, justify="right", overflow="fold")
+    headings = ("", "reward", "groups", "turns", "KL", "entropy", "Δlogprob", "grad", *PHASES.values())
+    columns = (Column(heading, justify="right", overflow="fold") for heading in headings)
+    shown = Table(*columns, box=box.SIMPLE_HEAD, padding=0, caption=LEGEND, caption_justify="left")
     for rollout in history.rollouts:
         shown.add_row(*_cells(rollout))
     return shown

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from recipe.events import EventReader
@@ -22,15 +22,8 @@ from recipe.watch.history import History, manifest_of, recorded, saved_at, windo
 from recipe.watch.metrics import METRICS, number
 
 SHOWN = (
-    *(
-        "reward_mean",
-        "reward_std",
-        "turns_mean",
-        "response_tokens_mean",
-        "truncated_ratio",
-        "malformed_ratio",
-    ),
-    *("kl", "entropy", "logprob_difference", "grad_norm", "tokens_per_second"),
+    *("reward_mean", "reward_std", "turns_mean", "response_tokens_mean", "truncated_ratio"),
+    *("malformed_ratio", "kl", "entropy", "logprob_difference", "grad_norm", "tokens_per_second"),
 )
 # Tasks at either end, and alarms, that fit a screen of 24 lines with the rest.
 FEW = 3
@@ -84,12 +77,13 @@ def facts(run: Path, history: History) -> dict[str, Any]:
         "rollouts": done,
         "num_rollout": wanted,
         "seconds_left": _left(history, wanted) if state == "running" else None,
-        "trials": {
-            "open": len(history.open_trials),
-            "done": len(history.finished_trials),
-        },
+        "trials": {"open": len(history.open_trials), "done": len(history.finished_trials)},
         "metrics": {
-            name: {"first": values[0], "before": values[max(0, len(values) - 2)], "newest": values[-1]}
+            name: {
+                "first": values[0],
+                "before": values[-2] if len(values) > 2 else None,
+                "newest": values[-1],
+            }
             for name in SHOWN
             if (values := [number(one.metrics[name]) for one in history.rollouts if name in one.metrics])
         },
@@ -133,7 +127,7 @@ def _left(history: History, wanted: int | None) -> float | None:
 
 
 def _tasks(history: History) -> dict[str, Any]:
-    """Of each task the mean reward of its newest kept group: the worst, the best, and how many there are."""
+    """Of each task the mean reward of its newest kept group: the worst, the best of the others, and their number."""
     newest = {
         str(group.trials[0].get("task")): statistics.fmean(group.rewards)
         for group in history.groups
@@ -144,15 +138,13 @@ def _tasks(history: History) -> dict[str, Any]:
         "tried": len(ranked),
         "unsolved": sum(mean == 0 for mean in newest.values()),
         "worst": dict(ranked[:FEW]),
-        "best": dict(ranked[: -FEW - 1 : -1]),
+        "best": dict(ranked[FEW:][: -FEW - 1 : -1]),
     }
 
 
 def block(of: dict[str, Any]) -> Group:
     """The facts for people."""
-    lines = Table.grid(padding=(0, 2, 0, 0))
-    lines.add_column(style="bold", no_wrap=True)
-    lines.add_column(overflow="fold")
+    lines = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"), padding=(0, 2, 0, 0))
     for name, told in _lines(of):
         lines.add_row(clean(name), Text(clean(told)))
     return Group(lines, *([_table(of["metrics"])] if of["metrics"] else []))
@@ -167,8 +159,9 @@ def _lines(of: dict[str, Any]) -> Iterator[tuple[str, str]]:
     tasks = of["tasks"]
     if tasks["tried"]:
         yield "tasks", f"{tasks['tried']} tried, {tasks['unsolved']} of them not solved when last tried"
-        for end in ("worst", "best"):
-            yield f"  {end}", ", ".join(f"{task} {mean:.2f}" for task, mean in tasks[end].items())
+        ends = {"worst": tasks["worst"], "best": tasks["best"]} if tasks["best"] else {"each": tasks["worst"]}
+        for end, means in ends.items():
+            yield f"  {end}", ", ".join(f"{task} {mean:.2f}" for task, mean in means.items())
     boxes = of["sandboxes"]
     if boxes["created"]:
         cost = "" if boxes["cost"] is None else f", {boxes['cost']:,.2f} USD"
@@ -181,13 +174,13 @@ def _lines(of: dict[str, Any]) -> Iterator[tuple[str, str]]:
         )
         yield "left", f"{memory:,.0f} of {total:,.0f} GB memory, {disk:,.0f} GB disk"
     paths = of["checkpoints"]
-    last = saved_at(Path(of["run"]), paths[-1]) if paths else None
+    count = f"{len(paths)} checkpoint{'s' * (len(paths) > 1)}"
     yield (
         "saved",
-        f"{len(paths)} checkpoint{'s' * (len(paths) > 1)}, the last {last}" if paths else "no checkpoint yet",
+        f"{count}, the last {saved_at(Path(of['run']), paths[-1])}" if paths else "no checkpoint yet",
     )
     alarms = of["alarms"]
-    yield "alarms", f"{len(alarms)}" if alarms else "none"
+    yield "alarms", str(len(alarms) or "none")
     for alarm in alarms[-FEW:]:
         yield f"  {alarm.get('action')}", f"{alarm['alarm']}: {alarm.get('found')}; {alarm.get('do')}"
 
@@ -228,13 +221,15 @@ def _told_groups(groups: dict[str, Any]) -> str:
     return "; ".join(parts) or "none yet"
 
 
-def _table(metrics: dict[str, dict[str, float]]) -> Table:
-    shown = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("", "first", "before", "newest", "unit"):
-        shown.add_column(heading, justify="left" if heading in ("", "unit") else "right", overflow="fold")
+def _table(metrics: dict[str, dict[str, float | None]]) -> Table:
+    names = ("first", "before", "newest")
+    columns = (Column(name, justify="right", overflow="fold") for name in names)
+    shown = Table(
+        Column(overflow="fold"), *columns, Column("unit", overflow="fold"), box=None, padding=(0, 2, 0, 0)
+    )
     for metric in METRICS:
         if values := metrics.get(metric.name):
-            numbers = (f"{values[name]:.4g}" for name in ("first", "before", "newest"))
+            numbers = ("" if values[name] is None else f"{values[name]:.4g}" for name in names)
             shown.add_row(metric.title, *numbers, metric.unit)
     return shown
 

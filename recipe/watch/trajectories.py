@@ -71,13 +71,9 @@ def read(trials: Path, name: object) -> Trajectory:
     if left_out:
         turns = turns[:FIRST_TURNS] + turns[-LAST_TURNS:]
     output = _contents(folder, "verifier/test-stdout.txt").decode(errors="replace")
-    found = {
-        "exception": _json(_contents(folder, "result.json")).get("exception_info"),
-        "verifier's output": output,
-    }
-    return Trajectory(
-        turns, left_out, [(heading, Text.of(value)) for heading, value in found.items() if value]
-    )
+    exception = _json(_contents(folder, "result.json")).get("exception_info")
+    found = (("exception", exception), ("verifier's output", output))
+    return Trajectory(turns, left_out, [(heading, Text.of(value)) for heading, value in found if value])
 
 
 def _messages(folder: Path) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,7 @@ from recipe.doctor import checks
 from recipe.doctor import report as doctor
 from recipe.doctor.nodes import judge
 from recipe.doctor.report import NAMES, report
-from recipe.doctor.symptoms import START, markdown
+from recipe.doctor.symptoms import LOCAL, START, markdown
 from recipe.errors import BadInputError, RecipeError
 from recipe.resolve import load
 from recipe.run import dashboard
@@ -62,16 +62,13 @@ def test_what_was_chosen_and_could_not_be_checked_is_no_success(empty_folder, ca
 
 
 def test_a_check_that_fails_itself_costs_no_other_row_and_shows_no_key(empty_folder, capsys, monkeypatch):
-    def broken(_settings):
-        """It holds."""
+    def broken(_settings, _prompts):
         yield from json.loads('"dtn_SECRET')
 
-    def refused(_settings):
-        """It holds."""
+    def refused(_settings, _prompts):
         raise RecipeError("a service is away", found="503")
-        yield
 
-    odd = (checks.Check("tasks", broken, ""), checks.Check("weights", refused, ""))
+    odd = (checks.Check("tasks", "", broken, ""), checks.Check("weights", "", refused, ""))
     chosen = [check for check in checks.CHECKS if check.name == "runs root"]
     monkeypatch.setattr(checks, "CHECKS", (*odd, *chosen))
     assert report(load("smoke"), as_json=True) == 1
@@ -124,6 +121,15 @@ def test_names_are_told_apart():
 
 def test_the_page_of_symptoms_is_as_the_checks_write_it():
     assert markdown(PAGE.read_text()) == PAGE.read_text()
+
+
+def test_the_page_has_every_check_and_says_which_the_doctor_does_not_make():
+    doctors, _, local = PAGE.read_text().partition(START)[2].partition(LOCAL)
+    named = [
+        [line.split(" | ")[-1].removesuffix(" |") for line in part.splitlines()] for part in (doctors, local)
+    ]
+    assert {check.name for check in checks.CHECKS if check.engine == "local"} <= set(named[1])
+    assert set(NAMES) - set(named[1]) <= set(named[0])
 
 
 def test_a_page_without_its_mark_is_refused():

@@ -117,7 +117,7 @@ def test_sound_nodes_pass_every_check():
     strict = settings_of("STRICT_PINS=1", "NCCL_SOCKET_IFNAME==eth0", "GLOO_SOCKET_IFNAME=eth0")
     results = judge(nodes(), strict)
     assert [(one.check, one.verdict, one.found) for one in results if one.verdict != "ok"] == []
-    assert require(results) == []
+    require(results)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_check_fails_on_what_it_is_for_and_names_the_node(name, facts, found):
 def test_other_commits_warn_without_strict_pins(name, facts):
     result = result_of(name, *nodes(**facts), words=[])
     assert result.verdict == "warn"
-    assert require([result]) == []
+    require([result])
 
 
 def test_fewer_nodes_than_asked_for_fail_and_so_do_more():
@@ -168,7 +168,8 @@ def test_what_can_not_be_told_is_skipped_with_its_reason():
 
 def test_skipped_checks_are_told_and_do_not_refuse():
     results = judge(nodes(ray_gpus_available=0.0), settings_of(), skip=["free GPUs"])
-    assert require(results) == ["free GPUs"]
+    require(results)
+    assert [one.check for one in results if one.verdict == "skip"] == ["free GPUs"]
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,11 @@ def machine(empty_folder, monkeypatch):
         "started": "2026-01-02",
         "exit_code": 1,
         "error": f"ssh somebody@secret-host-7: {SECRETS['WANDB_API_KEY']} refused, see {home}/log",
-        "settings": {name: {"value": name} for name in ("engine", "agent", "sandbox_backend")},
+        "settings": {
+            "engine": {"value": "local", "source": "preset of make smoke"},
+            "lr": {"value": 3e-5, "source": "argument"},
+            "wandb_entity": {"value": "last-team", "source": ".env"},
+        },
     }
     (run / "run_manifest.json").write_text(json.dumps(facts))
     return home
@@ -61,6 +65,7 @@ def test_what_is_planted_is_not_in_the_text(machine):
         "somebody",
         str(machine),
         "our-team",
+        "last-team",
         "head-of",
     ):
         assert planted not in shared, planted
@@ -84,7 +89,11 @@ def test_the_text_tells_project_machine_settings_pins_and_the_last_run(machine):
     assert any(line.split() == ["LR=2e-05", "argument"] for line in shared.splitlines())
     assert "Inkling-Small@" in shared
     assert "exit_code: 1" in shared
-    assert "sandbox_backend: sandbox_backend" in shared
+    given, _, last = shared.partition("## Last run")
+    assert ["LR=3e-05", "argument"] in [line.split() for line in last.splitlines()]
+    assert ["WANDB_ENTITY=<hidden>", ".env"] in [line.split() for line in last.splitlines()]
+    assert "ENGINE=local" in last
+    assert "NUM_ROLLOUT=" not in given  # a default
 
 
 def test_the_gpus_are_those_of_nvidia_smi(machine, monkeypatch):

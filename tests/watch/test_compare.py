@@ -33,9 +33,9 @@ def found(folders):
     return list(compare.differences(*manifests))
 
 
-def shown(folders, html=None) -> str:
+def shown(folders, html=None, **console) -> str:
     out = io.StringIO()
-    compare.show(folders, Console(width=120, file=out), html)
+    compare.show(folders, Console(file=out, **{"width": 120, **console}), html)
     return out.getvalue()
 
 
@@ -101,6 +101,25 @@ def test_a_run_that_has_no_rollouts_is_compared_too(pair, tmp_path):
     page = tmp_path / "page.html"
     assert "0 rollouts, unfinished" in shown((folders[0], empty), page)
     assert "0 rollouts, unfinished" in page.read_text()
+
+
+def test_no_word_is_cut_on_a_terminal_of_80_columns(pair):
+    folders, change = pair
+    settings = {name: {"value": 1, "source": "argument"} for name in ("over_sampling_batch_size", "lr")}
+    change(0, settings=settings, pins={"miles": "https://example.org/" + "x" * 300})
+    change(1, settings={name: {**of, "value": 2} for name, of in settings.items()})
+    text = shown(folders, width=80, force_terminal=True, color_system=None)
+    assert max(map(len, text.splitlines()[2:])) <= 80  # paths are never folded
+    words = text.split()
+    assert {
+        "OVER_SAMPLING_BATCH_SIZE",
+        "setting",
+        "LR",
+        "(nats/token)",
+        "Train/rollout",
+        "difference",
+    } <= set(words)
+    assert not [word for word in words if word.endswith("…")]
 
 
 def test_values_are_text_and_never_markup(pair, tmp_path):

@@ -289,5 +289,5 @@ def test_the_browser_of_these_tests_would_notice_a_script_a_request_and_a_wide_p
 @pytest.mark.parametrize(("rise", "clear"), [(0.00001, False), (0.3, True)])
 def test_without_any_spread_only_what_is_seen_is_a_change(rise, clear):
     of = {"reward_std": 0.0, "trials": 8}
-    found = [Rollout(n, {**of, "reward_mean": 0.5 + rise * (n > 1)}, {}, {}, 0.0) for n in range(4)]
+    found = [Rollout(n, {**of, "reward_mean": 0.5 + rise * (n > 1)}, {}, 0.0) for n in range(4)]
     assert bool(page.learned(found)["beyond_chance"]) == clear

@@ -143,6 +143,31 @@ def test_everything_that_matters_is_told_in_80_columns(tmp_path):
         assert len(line(text, title).split()) >= 4
 
 
+@pytest.mark.parametrize(("rollouts", "shown"), [(1, 2), (2, 2), (3, 3), (4, 3)])
+def test_no_rollout_is_shown_under_two_headings_but_the_only_one(tmp_path, rollouts, shown):
+    def rising(rollout, part):
+        part["kl"] = rollout / 10
+
+    run = write(tmp_path / "run", healthy(rollouts, metrics=rising))
+    kl = facts(run, read(run))["metrics"]["kl"]
+    assert (kl["first"], kl["newest"]) == (0.0, (rollouts - 1) / 10)
+    assert kl["before"] == ((rollouts - 2) / 10 if rollouts > 2 else None)
+    assert len(line(told(run), "KL").split()) == shown + 2  # its name and its unit
+
+
+@pytest.mark.parametrize(
+    ("tasks", "named"), [(2, {"each": 2}), (5, {"worst": 3, "best": 2}), (9, {"worst": 3, "best": 3})]
+)
+def test_no_task_is_named_twice(tmp_path, tasks, named):
+    run = write(tmp_path / "run", healthy(1, started=tasks, kept=tasks))
+    text = told(run)
+    for name in ("each", "worst", "best"):
+        lines = [part for part in text.splitlines() if part.split()[:1] == [name]]
+        assert [joined(part).count("task-") for part in lines] == ([named[name]] if name in named else [])
+    ends = facts(run, read(run))["tasks"]
+    assert not ends["worst"].keys() & ends["best"].keys()
+
+
 def test_a_rollout_without_metrics_is_told(tmp_path):
     text = told(write(tmp_path / "run", healthy(2, metrics=lambda _, part: part.clear())))
     assert "2 of 100 rollouts" in joined(text)
