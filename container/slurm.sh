@@ -1,8 +1,20 @@
 #!/usr/bin/env bash
-@directives@
+#SBATCH --job-name=@name@
+#SBATCH --output=%x-%j.log
+#SBATCH --nodes=@num_nodes@
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=@gpus_per_node@
+# The whole node and all of its memory: Adam's state is there while SGLang serves.
+#SBATCH --exclusive
+#SBATCH --mem=0
+# A run can't be resumed exactly: a silent second start would be another run.
+#SBATCH --no-requeue
+# The limits of the compute nodes, not of the login node: RDMA needs locked memory.
+#SBATCH --propagate=NONE
+@chosen@
 
 # Written by `recipe container slurm`. It needs pyxis (srun --container-image) and the image as a file:
-#   @import_image@
+#   enroot import --output @file@ dockerd://@image@
 
 set -euo pipefail
 
@@ -11,9 +23,16 @@ fail() {
   exit 1
 }
 
+# Network and IPC are the node's own, and so is /dev/shm. Root and without the user's home, since the checkouts lie in
+# root's home of the image; writable, since Ray and the compilers write there.
 # shellcheck disable=SC2054  # pyxis takes its mounts with commas
 container=(
-@container@
+  --container-image=@file@
+  @container_mounts@
+  --container-workdir=@project@
+  --container-remap-root
+  --no-container-mount-home
+  --container-writable
 )
 
 # The next two run inside the container.
@@ -22,7 +41,8 @@ on_head() {
   set -euo pipefail
   @check@
   @ray_head@
-  @wait@
+  # Unpacking an image of tens of GB takes minutes, and not the same on each node: 20 at most.
+  python3 @scripts@/wait_for_gpus.py @gpus@ 1200
   @command@
 }
 

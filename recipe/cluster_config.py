@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recipe.errors import BadInputError
 from recipe.given import Given
+from recipe.untrusted import open_file
 
 
 class _Node(BaseModel):
@@ -26,7 +27,8 @@ class _Cluster(BaseModel):
 def read_cluster_config(path: str) -> Given:
     """HEAD_IP, NUM_NODES and GPUS_PER_NODE as the file tells them. Raises BadInputError."""
     try:
-        cluster = _Cluster.model_validate(yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8")))
+        with open_file(Path(path).expanduser()) as file:
+            cluster = _Cluster.model_validate(yaml.safe_load(file.read().decode()))
     except (OSError, RuntimeError, ValueError, yaml.YAMLError) as error:
         found = error.errors()[0] if isinstance(error, ValidationError) else None
         raise BadInputError(

@@ -63,55 +63,33 @@ class _Form(_Pinned):
         return value
 
 
-class _Forms(_Pinned):
-    """The forms of texts in pins/upstream.json, which nix/pins.nix reads as well."""
-
-    registry: _Form
-    repository: _Form
-    folder: _Form
-    url: _Form
-    commit: _Form
-    digest: _Form
-    nar_hash: _Form = Field(alias="narHash")
-    reason: _Form
-
-
 def _read[T](path: Path, kind: TypeAdapter[T]) -> T:
     return parse(path, read_text(path), kind)
 
 
-_FORMS = _read(PROJECT_ROOT / FORMS, TypeAdapter(_Forms))
-
-Registry = Annotated[str, AfterValidator(_FORMS.registry.check)]
-Repository = Annotated[str, AfterValidator(_FORMS.repository.check)]
-Folder = Annotated[str, AfterValidator(_FORMS.folder.check)]
-Url = Annotated[str, AfterValidator(_FORMS.url.check)]
-Commit = Annotated[str, AfterValidator(_FORMS.commit.check)]
-Digest = Annotated[str, AfterValidator(_FORMS.digest.check)]
-NarHash = Annotated[str, AfterValidator(_FORMS.nar_hash.check)]
-Reason = Annotated[str, AfterValidator(_FORMS.reason.check)]
+# The forms of texts in pins/upstream.json, which nix/pins.nix reads as well.
+FORM = {
+    name: AfterValidator(form.check)
+    for name, form in _read(PROJECT_ROOT / FORMS, TypeAdapter(dict[str, _Form])).items()
+}
+Commit = Annotated[str, FORM["commit"]]
+NarHash = Annotated[str, FORM["narHash"]]
+Reason = Annotated[str, FORM["reason"]]
 RelativePath = Annotated[str, StringConstraints(pattern=r"^\S+$"), AfterValidator(_stays_below)]
 RecipeName = Annotated[str, StringConstraints(pattern=r"^(camel|terminus2)$")]
 SourceName = Annotated[str, StringConstraints(pattern=r"^(miles|sglang|harbor|camel)$")]
+PathName = Annotated[str, StringConstraints(pattern=f"^({'|'.join(IMAGE_PATHS)})$")]
 SchemaVersion = Annotated[int, Field(ge=1, le=1)]  # not Literal, which takes true and 1.0 for 1
 
 
 class Image(_Pinned):
     """The container image; `paths` tells where it has its checkouts (miles, sglang, megatron)."""
 
-    registry: Registry
-    repository: Repository
-    digest: Digest
+    registry: Annotated[str, FORM["registry"]]
+    repository: Annotated[str, FORM["repository"]]
+    digest: Annotated[str, FORM["digest"]]
     reason: Reason
-    paths: dict[str, Folder]
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        if set(self.paths) != set(IMAGE_PATHS):
-            raise ValueError(
-                f"paths with {', '.join(IMAGE_PATHS)} (it has {', '.join(self.paths) or 'nothing'})"
-            )
-        return self
+    paths: Annotated[dict[PathName, Annotated[str, FORM["folder"]]], Field(min_length=len(IMAGE_PATHS))]
 
     @property
     def reference(self) -> str:
@@ -122,7 +100,7 @@ class Image(_Pinned):
 class Model(_Pinned):
     """The Hugging Face repository of the weights, at one commit."""
 
-    repository: Repository
+    repository: Annotated[str, FORM["repository"]]
     revision: Commit
     reason: Reason
 
@@ -130,7 +108,7 @@ class Model(_Pinned):
 class Source(_Pinned):
     """A git repository at one commit; `nar_hash` is its hash as Nix computes it, where known."""
 
-    url: Url
+    url: Annotated[str, FORM["url"]]
     rev: Commit
     nar_hash: NarHash | None = Field(alias="narHash")
     reason: Reason
@@ -200,21 +178,6 @@ class FlakeInput(_Pinned):
         return hashlib.sha256(json.dumps(locked, sort_keys=True).encode()).hexdigest()
 
 
-class Pins(_Pinned):
-    """Everything that is pinned, and what is relied on in it."""
-
-    image: Image
-    model: Model
-    recipes: dict[RecipeName, Recipe]
-    features: tuple[Feature, ...]
-    tools: dict[str, Tool]
-    flake_inputs: dict[str, FlakeInput]
-
-    def features_of(self, recipe: str, source: str) -> list[Feature]:
-        """What `recipe` relies on in `source`."""
-        return [one for one in self.features if one.source == source and recipe in one.recipes]
-
-
 class _Upstream(_Pinned):
     schema_version: SchemaVersion = Field(alias="schema")
     image: Image
@@ -231,6 +194,18 @@ class _Upstream(_Pinned):
         return self
 
 
+class Pins(_Upstream):
+    """Everything that is pinned, and what is relied on in it."""
+
+    features: tuple[Feature, ...]
+    tools: dict[str, Tool]
+    flake_inputs: dict[str, FlakeInput]
+
+    def features_of(self, recipe: str, source: str) -> list[Feature]:
+        """What `recipe` relies on in `source`."""
+        return [one for one in self.features if one.source == source and recipe in one.recipes]
+
+
 class _ReliedOn(_Pinned):
     schema_version: SchemaVersion = Field(alias="schema")
     features: list[Feature]
@@ -244,11 +219,8 @@ def _with_uv(tools: dict[str, Tool]) -> dict[str, Tool]:
 
 def load_pins(root: Path = PROJECT_ROOT) -> Pins:
     """Reads pins/*.json below `root`. Raises BadInputError: file, line, key, what was expected and found."""
-    upstream = _read(root / UPSTREAM, TypeAdapter(_Upstream))
-    return Pins(
-        image=upstream.image,
-        model=upstream.model,
-        recipes=upstream.recipes,
+    return Pins.model_construct(
+        **dict(parse_upstream(root / UPSTREAM, read_text(root / UPSTREAM))),
         features=tuple(_read(root / RELIED_ON, TypeAdapter(_ReliedOn)).features),
         tools=_read(root / TOOLS, TypeAdapter(Annotated[dict[str, Tool], AfterValidator(_with_uv)])),
         flake_inputs=_read(root / FLAKE, TypeAdapter(dict[str, FlakeInput])),

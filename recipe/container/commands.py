@@ -1,4 +1,4 @@
-"""`recipe container`: prints what a cluster runs; --run runs it. No logic; help needs neither pins nor YAML."""
+"""`recipe container`: prints what a cluster runs; --run runs it. No logic."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from recipe.container import node
+from recipe.container import image, node
+from recipe.container import kuberay as kuberay_cluster
+from recipe.container import slurm as slurm_job
 from recipe.errors import BadInputError
+from recipe.pins import PROJECT_ROOT, load_pins
 
 app = typer.Typer(
     no_args_is_help=True, help="Build and start the image, join Ray, or write a manifest; prints by default."
@@ -30,7 +33,10 @@ DataDir = Annotated[
     Path, typer.Option(help="Folder of tasks, prompts and runs, at the same path on every node.")
 ]
 Project = Annotated[
-    Path | None, typer.Option(help="This project, at the same path on every node; default: this checkout.")
+    Path,
+    typer.Option(
+        help="This project, at the same path on every node; default: this checkout.", show_default=False
+    ),
 ]
 NumNodes = Annotated[int, typer.Option(help="Nodes of 8 GPUs: 6, 7 or 8.")]
 HeadIp = Annotated[str, typer.Option(help="Address of the head node.")]
@@ -46,10 +52,7 @@ def build(
     run: Run = False,
 ) -> None:
     """Build the recipe's image on the pinned one."""
-    from recipe.container.image import build_command
-    from recipe.pins import load_pins
-
-    _perform(build_command(load_pins(), recipe, program=program, repository=repository), run=run)
+    _perform(image.build_command(load_pins(), recipe, program=program, repository=repository), run=run)
 
 
 @app.command()
@@ -59,7 +62,7 @@ def start(
     repository: Repository = None,
     model_root: ModelRoot = Path("/root/models"),
     data_dir: DataDir = Path("/data"),
-    project: Project = None,
+    project: Project = PROJECT_ROOT,
     infiniband: Annotated[bool, typer.Option("--infiniband", help="Add this node's RDMA devices.")] = False,
     docker_socket: Annotated[
         bool, typer.Option("--docker-socket", help="Head node, for sandboxes of the backend docker.")
@@ -67,22 +70,16 @@ def start(
     run: Run = False,
 ) -> None:
     """Start the container on this node."""
-    from recipe.container.image import name
-    from recipe.pins import load_pins
-
-    image = name(load_pins(), recipe, repository)
-    storage = _storage(model_root, data_dir, project)
-    command = node.start_command(image, recipe, storage, infiniband=infiniband, docker_socket=docker_socket)
+    shared = node.mounts(model_root, data_dir, project)
+    name = image.name(load_pins(), recipe, repository)
+    command = node.start_command(name, recipe, shared, infiniband=infiniband, docker_socket=docker_socket)
     _perform(command, run=run)
 
 
 @app.command()
 def check(recipe: RecipeName, *, run: Run = False) -> None:
     """Check in the container that this node is at the recipe's pins."""
-    from recipe.container.image import check_command
-    from recipe.pins import load_pins
-
-    _perform(node.in_container(recipe, check_command(load_pins(), recipe)), run=run)
+    _perform(node.in_container(recipe, image.check_command(load_pins(), recipe)), run=run)
 
 
 @app.command()
@@ -117,13 +114,14 @@ def slurm(
         str | None,
         typer.Option(help="Words to run on the head node; no shell reads them. Default: make train-RECIPE."),
     ] = None,
-    image: Annotated[
-        Path | None, typer.Option(help="The image as a file; default: DATA_DIR/inkling-grpo-RECIPE-TAG.sqsh.")
+    file: Annotated[
+        Path | None,
+        typer.Option("--image", help="The image as a file; default: DATA_DIR/inkling-grpo-RECIPE-TAG.sqsh."),
     ] = None,
     num_nodes: NumNodes = 8,
     model_root: ModelRoot = Path("/root/models"),
     data_dir: DataDir = Path("/data"),
-    project: Project = None,
+    project: Project = PROJECT_ROOT,
     time: Annotated[
         str | None, typer.Option(help="Limit of the job, D-HH:MM:SS; default: the partition's.")
     ] = None,
@@ -132,21 +130,19 @@ def slurm(
     run: Run = False,
 ) -> None:
     """Write a Slurm batch script (with pyxis), or hand it to sbatch."""
-    from recipe.container.image import name
-    from recipe.container.slurm import SlurmJob, script
-    from recipe.pins import load_pins
-
     pins = load_pins()
-    job = SlurmJob(
-        image=data_dir / f"{name(pins, recipe).replace(':', '-')}.sqsh" if image is None else image,
-        storage=_storage(model_root, data_dir, project),
+    text = slurm_job.script(
+        pins,
+        recipe,
+        file=data_dir / f"{image.name(pins, recipe).replace(':', '-')}.sqsh" if file is None else file,
+        mounts=node.mounts(model_root, data_dir, project),
         command=f"make train-{recipe} NUM_NODES={num_nodes}" if command is None else command,
         num_nodes=num_nodes,
         time=time,
         partition=partition,
         account=account,
     )
-    _hand_over(script(pins, recipe, job), ["sbatch"], run=run)
+    _perform(["sbatch"], run=run, text=text)
 
 
 @app.command()
@@ -166,45 +162,28 @@ def kuberay(
     run: Run = False,
 ) -> None:
     """Write a KubeRay manifest, or hand it to kubectl."""
-    from recipe.container.image import name
-    from recipe.container.kuberay import KubeRayCluster, manifest
-    from recipe.pins import load_pins
-
-    pins = load_pins()
-    cluster = KubeRayCluster(name(pins, recipe, repository), claim, num_nodes, rdma_resource)
-    _hand_over(manifest(pins, recipe, cluster), ["kubectl", "apply", "--filename", "-"], run=run)
-
-
-def _storage(model_root: Path, data_dir: Path, project: Path | None) -> node.Storage:
-    from recipe.pins import PROJECT_ROOT
-
-    return node.Storage(model_root, data_dir, project or PROJECT_ROOT)
+    text = kuberay_cluster.manifest(
+        load_pins(),
+        recipe,
+        repository=repository,
+        claim=claim,
+        num_nodes=num_nodes,
+        rdma_resource=rdma_resource,
+    )
+    _perform(["kubectl", "apply", "--filename", "-"], run=run, text=text)
 
 
-def _perform(command: list[str], *, run: bool) -> None:
-    """Prints the command for a shell, or becomes it."""
+def _perform(command: list[str], *, run: bool, text: str | None = None) -> None:
+    """Prints the text, or without one the command for a shell; or runs the command with the text, else becomes it."""
     if not run:
-        typer.echo(shlex.join(command))
+        typer.echo(f"{shlex.join(command)}\n" if text is None else text, nl=False)
         return
     try:
-        os.execvp(command[0], command)  # noqa: S606 - an argument list, no shell
-    except OSError as error:
-        raise _not_run(command, error) from None
-
-
-def _hand_over(text: str, command: list[str], *, run: bool) -> None:
-    """Prints the text, or runs the command with it and ends as it ends."""
-    if not run:
-        typer.echo(text, nl=False)
-        return
-    try:
+        if text is None:
+            os.execvp(command[0], command)  # noqa: S606 - an argument list, no shell
         done = subprocess.run(command, input=text, encoding="utf-8", check=False)
     except OSError as error:
-        raise _not_run(command, error) from None
+        raise BadInputError(
+            f"{command[0]} can't be run", found=error.strerror, where="PATH", run="the same with --print"
+        ) from None
     raise typer.Exit(done.returncode)
-
-
-def _not_run(command: list[str], error: OSError) -> BadInputError:
-    return BadInputError(
-        f"{command[0]} can't be run", found=error.strerror, where="PATH", run="the same with --print"
-    )

@@ -66,17 +66,8 @@ def build_command(
         arguments[f"{source.upper()}_DIR"] = pins.image.paths[source]
     arguments |= {"PINS": record(pins, recipe), "TAG": tag(pins, recipe)}
     words = [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
-    file = str(CONTEXT / "Containerfile")
-    return [
-        program,
-        "build",
-        *words,
-        "--tag",
-        name(pins, recipe, repository),
-        "--file",
-        file,
-        str(CONTEXT),
-    ]
+    build = [program, "build", *words, "--tag", name(pins, recipe, repository)]
+    return [*build, "--file", str(CONTEXT / "Containerfile"), str(CONTEXT)]
 
 
 def check_command(pins: Pins, recipe: str) -> list[str]:

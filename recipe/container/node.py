@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from recipe.errors import BadInputError
+from recipe.files import read_text
 
 GPUS_PER_NODE = 8
 # A pipeline stage is a whole node; with fewer stages a GPU's share of the 276B parameters does not fit,
@@ -21,29 +22,24 @@ SHARED_MEMORY_GIB = 64
 # glibc gives each thread a heap of its own; the head node's many session servers would eat its memory.
 RAY_ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
 PROJECT_DIR = "/workspace/inkling-grpo"
-# Shared storage, and where the container has each of its folders.
-FOLDERS = {"models": "/root/models", "data": "/data", "inkling-grpo": PROJECT_DIR}
+# Where the container has the folders of the model, of tasks, prompts and runs, and of this project.
+INSIDE = ("/root/models", "/data", PROJECT_DIR)
 
 
-@dataclass(frozen=True)
-class Storage:
-    """The shared folders as a node sees them, in the order of FOLDERS: every node has the same paths."""
+def mounts(model_root: Path, data_dir: Path, project: Path) -> list[tuple[str, str]]:
+    """(outside, inside) of each shared folder, the same on every node.
 
-    model_root: Path
-    data_dir: Path
-    project: Path
-
-    def mounts(self) -> list[tuple[str, str]]:
-        """(outside, inside) of each. Raises BadInputError for a path that can't be written as a mount."""
-        outsides = [str(path) for path in (self.model_root, self.data_dir, self.project)]
-        for outside in outsides:
-            if not outside.startswith("/") or ":" in outside or "," in outside or not outside.isprintable():
-                raise BadInputError(
-                    "a folder can't be mounted",
-                    expected="an absolute path without colon, comma and what can't be printed",
-                    found=repr(outside),
-                )
-        return list(zip(outsides, FOLDERS.values(), strict=True))
+    Raises BadInputError for a path that can't be written as a mount.
+    """
+    outsides = [str(path) for path in (model_root, data_dir, project)]
+    for outside in outsides:
+        if not outside.startswith("/") or ":" in outside or "," in outside or not outside.isprintable():
+            raise BadInputError(
+                "a folder can't be mounted",
+                expected="an absolute path without colon, comma and what can't be printed",
+                found=repr(outside),
+            )
+    return list(zip(outsides, INSIDE, strict=True))
 
 
 def container_name(recipe: str) -> str:
@@ -52,7 +48,12 @@ def container_name(recipe: str) -> str:
 
 
 def start_command(
-    image: str, recipe: str, storage: Storage, *, infiniband: bool = False, docker_socket: bool = False
+    image: str,
+    recipe: str,
+    shared: Sequence[tuple[str, str]],
+    *,
+    infiniband: bool = False,
+    docker_socket: bool = False,
 ) -> list[str]:
     """Starts the container, which then waits for what is run in it.
 
@@ -66,10 +67,8 @@ def start_command(
     command += ["--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
     if infiniband:
         command += ["--device", "/dev/infiniband", "--cap-add", "IPC_LOCK"]
-    mounts = storage.mounts()
-    if docker_socket:
-        mounts.append(("/var/run/docker.sock", "/var/run/docker.sock"))
-    for outside, inside in mounts:
+    socket = [("/var/run/docker.sock", "/var/run/docker.sock")] if docker_socket else []
+    for outside, inside in [*shared, *socket]:
         command += ["--volume", f"{outside}:{inside}"]
     return [*command, image, "sleep", "infinity"]
 
@@ -87,15 +86,13 @@ def ray_head_command(
             expected=f"1 to 65535, and not {RAY_PORT}, which is Ray's own",
             found=dashboard_port,
         )
-    command = _ray_start("--head", "--node-ip-address", head_ip, "--port", str(RAY_PORT))
-    command += ["--dashboard-host", dashboard_host, "--dashboard-port", str(dashboard_port)]
-    return [*command, *_ray_node()]
+    command = ["--head", "--node-ip-address", head_ip, "--port", str(RAY_PORT)]
+    return _ray_start(*command, "--dashboard-host", dashboard_host, "--dashboard-port", str(dashboard_port))
 
 
 def ray_worker_command(head_ip: str, node_ip: str) -> list[str]:
     """Joins the head's Ray, inside the container."""
-    command = _ray_start("--address", f"{head_ip}:{RAY_PORT}", "--node-ip-address", node_ip)
-    return [*command, *_ray_node()]
+    return _ray_start("--address", f"{head_ip}:{RAY_PORT}", "--node-ip-address", node_ip)
 
 
 def in_container(recipe: str, command: list[str]) -> list[str]:
@@ -134,10 +131,12 @@ def check_num_nodes(value: int) -> int:
     return value
 
 
+def filled(template: Path, values: Mapping[str, str]) -> str:
+    """The text of a template, each @name@ in it with its value."""
+    return re.sub(r"@([a-z_]+)@", lambda match: values[match[1]], read_text(template))
+
+
 def _ray_start(*options: str) -> list[str]:
     variables = [f"{name}={value}" for name, value in RAY_ENVIRONMENT.items()]
-    return ["env", *variables, "ray", "start", *options]
-
-
-def _ray_node() -> list[str]:
-    return ["--num-gpus", str(GPUS_PER_NODE), "--disable-usage-stats"]
+    node = ["--num-gpus", str(GPUS_PER_NODE), "--disable-usage-stats"]
+    return ["env", *variables, "ray", "start", *options, *node]

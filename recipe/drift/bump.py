@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from recipe.drift import flake, rendered
@@ -11,26 +10,12 @@ from recipe.drift.checkouts import SETTINGS, is_checkout
 from recipe.errors import BadInputError
 from recipe.files import read_text
 from recipe.json_text import replaced
-from recipe.pins import FLAKE, UPSTREAM, Feature, FlakeInput, Pins, load_pins, parse_upstream
+from recipe.pins import FLAKE, UPSTREAM, Feature, FlakeInput, load_pins, parse_upstream
 from recipe.programs import git
 from recipe.settings import Checkouts
 
-
-@dataclass(frozen=True)
-class Bump:
-    """A source of a recipe that goes from commit `old` to `new`, and the checkout with both."""
-
-    pins: Pins
-    recipe: str
-    source: str
-    old: str
-    new: str
-    folder: Path
-
-    def read(self, rev: str, file: str) -> str | None:
-        """The text of a file at a commit; None when it is not there."""
-        shown = git(self.folder, "show", f"{rev}:{file}")
-        return None if shown.returncode else shown.stdout
+# Of a source's name, its checkout, and the old and the new commit in it: lines that say what becomes of something.
+Compared = Callable[[str, Path, str, str], Iterator[str]]
 
 
 def bump_source(
@@ -40,7 +25,7 @@ def bump_source(
     rev: str,
     nar_hash: str | None,
     chosen: Checkouts,
-    compared: Sequence[Callable[[Bump], Iterator[str]]] = (),
+    compared: Sequence[Compared] = (),
 ) -> Iterator[str]:
     """Pins `source` of `recipe` at `rev`; yields lines that say what changed; `compared` may add to them.
 
@@ -69,9 +54,11 @@ def bump_source(
     ]:
         yield f"what becomes of what is relied on in {source}: unknown, {folder} lacks {' and '.join(lacking)}"
     else:
-        bump = Bump(pins, recipe, source, old, rev, folder)
-        for one in (_features, *compared):
-            yield from one(bump)
+        for feature in pins.features_of(recipe, source):
+            before, after = (_state(feature, folder, one) for one in (old, rev))
+            yield f"relied on in {source}: {feature.name}: {before} -> {after} ({feature.file})"
+        for tell in compared:
+            yield from tell(source, folder, old, rev)
 
 
 def bump_flake_input(root: Path, name: str) -> Iterator[str]:
@@ -86,7 +73,7 @@ def bump_flake_input(root: Path, name: str) -> Iterator[str]:
     locked = _named(flake.read_lock(root).nodes, name, "SOURCE in flake.lock").locked
     sealed = replaced(read_text(root / FLAKE), (name, "seal"), FlakeInput.seal_of(locked))
     rendered.write({root / FLAKE: sealed})
-    yield f"{name}: {FLAKE} seals {locked and locked['rev']} as flake.lock has it"
+    yield f"{name}: {FLAKE} seals {locked.get('rev')} as flake.lock has it"
 
 
 def _named[T](known: dict[str, T], name: str, word: str) -> T:
@@ -97,14 +84,9 @@ def _named[T](known: dict[str, T], name: str, word: str) -> T:
     return known[name]
 
 
-def _features(bump: Bump) -> Iterator[str]:
-    """What holds of the relied-on features at the old and at the new commit."""
-    for feature in bump.pins.features_of(bump.recipe, bump.source):
-        before, after = (_state(feature, bump.read(rev, feature.file)) for rev in (bump.old, bump.new))
-        yield f"relied on in {bump.source}: {feature.name}: {before} -> {after} ({feature.file})"
-
-
-def _state(feature: Feature, text: str | None) -> str:
-    if text is None:
+def _state(feature: Feature, folder: Path, rev: str) -> str:
+    """What holds of the feature at a commit."""
+    shown = git(folder, "show", f"{rev}:{feature.file}")
+    if shown.returncode:
         return "MISSING, no such file"
-    return "there" if feature.holds(text) else "MISSING"
+    return "there" if feature.holds(shown.stdout) else "MISSING"

@@ -9,39 +9,38 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from recipe.drift.lines import Line, compare, drift, ok, skip
+from recipe.drift.lines import Line, compare, drift, ok, place, skip
 from recipe.files import read_text
 from recipe.given import child_environment
-from recipe.json_text import line_of
 from recipe.pins import RELIED_ON, UPSTREAM, Feature, Pins, Source
 from recipe.programs import ask, git, git_line, last_line
 from recipe.settings import Checkouts
 
 SETTINGS = {"miles": "miles_dir", "sglang": "sglang_dir", "harbor": "harbor_dir"}
+UNCHANGED = "no local change"
 # Finds a package without importing it: SGLang's own import takes a GPU's driver and half a minute.
-FIND_SGLANG = """
-import importlib.util
-spec = importlib.util.find_spec("sglang")
-print("", "sglang:", *(spec.submodule_search_locations or () if spec else ()), "", sep="\\n")
+FIND = """
+import importlib.util, sys
+spec = importlib.util.find_spec(sys.argv[1])
+print("", "found:", *(spec.submodule_search_locations or () if spec else ()), "", sep="\\n")
 """
 PYTHON_SECONDS = 60  # a cold start from network storage
 
 
 def check(root: Path, pins: Pins, chosen: Checkouts) -> Iterator[Line]:
     """Lines for each source of the recipe; a checkout that is not there is skipped, unless it was asked for."""
-    upstream = read_text(root / UPSTREAM)
     for name, setting in SETTINGS.items():
-        folder = getattr(chosen, setting)
-        lost = _missing(setting, chosen)
+        folder, lost = getattr(chosen, setting), _missing(setting, chosen)
         if lost:
             yield lost
             continue
         source = pins.recipes[chosen.recipe].sources[name]
-        pinned_at = f"{UPSTREAM}:{line_of(upstream, ['recipes', chosen.recipe, name, 'rev'])}"
-        yield from _commit(name, folder, source, pinned_at)
-        yield from _features(root, pins, chosen.recipe, name, folder)
+        yield from _commit(name, folder, source, place(root, UPSTREAM, "recipes", chosen.recipe, name, "rev"))
+        for feature in pins.features_of(chosen.recipe, name):
+            pinned_at = place(root, RELIED_ON, "features", pins.features.index(feature), "name")
+            yield _feature(feature, folder, source.rev, pinned_at)
     if "camel" in pins.recipes[chosen.recipe].sources and not _missing("harbor_dir", chosen):
-        yield _camel(chosen, pins, upstream)
+        yield _camel(root, chosen, pins)
     yield _megatron(chosen)
     yield _imported_sglang(chosen)
 
@@ -90,24 +89,15 @@ def _commit(name: str, folder: Path, source: Source, pinned_at: str) -> Iterator
     # Caches, builds and virtual environments lie in a checkout as well: only tracked files count.
     status = git(folder, "status", "--porcelain", "--untracked-files=no")
     changed = [line[3:] for line in status.stdout.splitlines()]
-    if status.returncode or changed:
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        yield drift(
-            f"checkout {name}: clean",
-            expected="no local change",
-            found=f"{changed[0]} is changed{more}" if changed else last_line(status.stderr),
-            where=folder / changed[0] if changed else folder,
-            run=f"{git_line(folder, 'diff', 'HEAD')}; {git_line(folder, 'stash')}",
-        )
-    else:
-        yield ok(f"checkout {name}: clean")
-
-
-def _features(root: Path, pins: Pins, recipe: str, name: str, folder: Path) -> Iterator[Line]:
-    relied_on = read_text(root / RELIED_ON)
-    for feature in pins.features_of(recipe, name):
-        pinned_at = f"{RELIED_ON}:{line_of(relied_on, ['features', pins.features.index(feature), 'name'])}"
-        yield _feature(feature, folder, pins.recipes[recipe].sources[name].rev, pinned_at)
+    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+    found = f"{changed[0]} is changed{more}" if changed else last_line(status.stderr)
+    yield compare(
+        f"checkout {name}: clean",
+        UNCHANGED,
+        found if status.returncode or changed else UNCHANGED,
+        where=folder / changed[0] if changed else folder,
+        run=f"{git_line(folder, 'diff', 'HEAD')}; {git_line(folder, 'stash')}",
+    )
 
 
 def _feature(feature: Feature, folder: Path, rev: str, pinned_at: str) -> Line:
@@ -115,7 +105,7 @@ def _feature(feature: Feature, folder: Path, rev: str, pinned_at: str) -> Line:
     text = read_text(path) if path.is_file() else None
     if text is not None and feature.holds(text):
         return ok(label)
-    line = f":{_line(text, feature.absent)}" if text and feature.absent else ""
+    line = f":{text.count('\n', 0, text.index(feature.absent)) + 1}" if text and feature.absent else ""
     return drift(
         label,
         expected=f"{feature.expected} ({feature.why})",
@@ -125,11 +115,7 @@ def _feature(feature: Feature, folder: Path, rev: str, pinned_at: str) -> Line:
     )
 
 
-def _line(text: str, part: str) -> int:
-    return text.count("\n", 0, text.index(part)) + 1
-
-
-def _camel(chosen: Checkouts, pins: Pins, upstream: str) -> Line:
+def _camel(root: Path, chosen: Checkouts, pins: Pins) -> Line:
     """CAMEL has no checkout: Harbor's own lock brings it."""
     assert chosen.harbor_dir is not None
     rev = pins.recipes[chosen.recipe].sources["camel"].rev
@@ -139,7 +125,7 @@ def _camel(chosen: Checkouts, pins: Pins, upstream: str) -> Line:
         return ok("camel: commit, in Harbor's uv.lock")
     lines = [(n, line.strip()) for n, line in enumerate(text.splitlines(), 1) if "/camel" in line]
     number, found = lines[0] if lines else (1, "no CAMEL from git")
-    pinned_at = f"{UPSTREAM}:{line_of(upstream, ['recipes', chosen.recipe, 'camel', 'rev'])}"
+    pinned_at = place(root, UPSTREAM, "recipes", chosen.recipe, "camel", "rev")
     return drift(
         "camel: commit, in Harbor's uv.lock",
         expected=rev,
@@ -163,29 +149,39 @@ def _megatron(chosen: Checkouts) -> Line:
     )
 
 
-def _imported_sglang(chosen: Checkouts) -> Line:
-    """Whether `import sglang` takes the checkout, in the Python that trains: PATH's, less our own environment."""
-    name = "sglang is imported from SGLANG_DIR"
-    lost = _missing("sglang_dir", chosen)
-    if lost:
-        return skip(name, f"{chosen.sglang_dir} is not there")
+def imported(package: str) -> tuple[Path | None, str]:
+    """The folder of a package for the Python that trains (PATH's, less our own environment), and that Python.
+
+    None without one, and the reason.
+    """
     own = os.path.dirname(sys.executable)  # noqa: PTH120 - a link must not be followed
     folders = child_environment().get("PATH", "").split(os.pathsep)
     python = shutil.which("python3", path=os.pathsep.join(one for one in folders if one != own))
     if python is None:
-        return skip(name, "there is no python3 on PATH but our own")
-    # Started elsewhere: a folder named sglang in the working directory would be taken for the package.
-    done = ask([python, "-c", FIND_SGLANG], folder=Path("/"), seconds=PYTHON_SECONDS)
-    _, answer, places = done.stdout.rpartition("\nsglang:\n")
+        return None, "there is no python3 on PATH but our own"
+    # Started elsewhere: a folder of that name in the working directory would be taken for the package.
+    done = ask([python, "-c", FIND, package], folder=Path("/"), seconds=PYTHON_SECONDS)
+    _, answer, places = done.stdout.rpartition("\nfound:\n")
     if done.returncode or not answer:
         said = last_line(done.stderr or done.stdout)
-        return skip(name, f"{python} can't tell: exit code {done.returncode}, {said}")
+        return None, f"{python} can't tell: exit code {done.returncode}, {said}"
     if not places.strip():
-        return skip(name, f"{python} has no sglang")
+        return None, f"{python} has no {package}"
+    return Path(places.splitlines()[0]), python
+
+
+def _imported_sglang(chosen: Checkouts) -> Line:
+    """Whether `import sglang` takes the checkout."""
+    name = "sglang is imported from SGLANG_DIR"
+    if _missing("sglang_dir", chosen):
+        return skip(name, f"{chosen.sglang_dir} is not there")
+    folder, python = imported("sglang")
+    if folder is None:
+        return skip(name, python)
     return compare(
         name,
         (chosen.sglang_dir / "python" / "sglang").resolve(),
-        Path(places.splitlines()[0]).resolve(),
+        folder.resolve(),
         where=python,
         run=shlex.join([python, "-m", "pip", "install", "--no-deps", "-e", f"{chosen.sglang_dir}/python"]),
     )

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
+
+from recipe.files import read_text
+from recipe.json_text import Step, line_of
 
 
 @dataclass(frozen=True)
@@ -48,3 +52,8 @@ def compare(name: str, expected: object, found: object, *, where: object, run: s
     if expected == found:
         return ok(name)
     return drift(name, expected=expected, found=found, where=where, run=run)
+
+
+def place(root: Path, file: Path, *steps: Step) -> str:
+    """Where the value at `steps` is in a JSON file below `root`: FILE:LINE."""
+    return f"{file}:{line_of(read_text(root / file), steps)}"

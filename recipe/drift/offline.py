@@ -1,24 +1,21 @@
-"""The ring that needs this repository only: references, literals, locks and rendered files."""
+"""The ring that needs this repository only: references, literals, flake.lock and rendered files."""
 
 from __future__ import annotations
 
 import difflib
 import re
 import shlex
-import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from recipe.drift import flake, readers, rendered
-from recipe.drift.lines import Line, compare, drift, ok, skip
+from recipe.drift import flake, rendered
+from recipe.drift.lines import Line, compare, drift, ok, place, skip
 from recipe.files import read_text
-from recipe.given import child_environment
-from recipe.json_text import line_of
-from recipe.pins import IMAGE_PATHS, PINS, RELIED_ON, UPSTREAM, Pins
-from recipe.programs import TIMED_OUT, ask, git, last_line
+from recipe.pins import IMAGE_PATHS, PINS, RELIED_ON, TOOLS, UPSTREAM, Pins
+from recipe.programs import git, last_line
 from recipe.settings import Checkouts
 
+CONTAINERFILE, WORKFLOWS = "container/Containerfile", ".github/workflows"
 # A commit of git, a SHA-256 as of an image's digest, and a hash as Nix writes it.
 LITERAL = re.compile(
     r"(?<![0-9a-fA-F])(?:[0-9a-fA-F]{64}|[0-9a-fA-F]{40})(?![0-9a-fA-F])|sha256-[A-Za-z0-9+/]{43}="
@@ -30,15 +27,13 @@ def check(root: Path, pins: Pins) -> Iterator[Line]:
     yield ok(f"{PINS}/*.json have their schema and forms")
     yield from references(root, pins)
     yield from flake.check(root, pins)
-    yield uv_lock(root, pins)
-    yield from readers.check(root, pins)
+    yield from repeated(root, pins)
     yield from literals(root, pins)
     yield from rendered.check(root, pins)
 
 
 def references(root: Path, pins: Pins) -> Iterator[Line]:
     """What is relied on is relied on in a source that the recipe has; the settings know the image's paths."""
-    relied_on = read_text(root / RELIED_ON)
     lost = [
         (index, feature, recipe)
         for index, feature in enumerate(pins.features)
@@ -50,20 +45,55 @@ def references(root: Path, pins: Pins) -> Iterator[Line]:
             f"{RELIED_ON}: {feature.name}",
             expected=f"one of {', '.join(pins.recipes[recipe].sources)}, the sources of {recipe}",
             found=feature.source,
-            where=f"{RELIED_ON}:{line_of(relied_on, ['features', index, 'source'])}",
+            where=place(root, RELIED_ON, "features", index, "source"),
             run=f"git diff {RELIED_ON}",
         )
     if not lost:
         yield ok(f"{RELIED_ON} names sources that the recipes have")
-    upstream = read_text(root / UPSTREAM)
     for name, setting in IMAGE_PATHS.items():
         yield compare(
             f"the image's path of {name} is the default of {setting.upper()}",
             str(Checkouts.model_fields[setting].default),
             pins.image.paths[name],
-            where=f"{UPSTREAM}:{line_of(upstream, ['image', 'paths', name])}",
+            where=place(root, UPSTREAM, "image", "paths", name),
             run=f"git diff {UPSTREAM} recipe/settings.py",
         )
+
+
+def repeated(root: Path, pins: Pins) -> Iterator[Line]:
+    """A drift for each line that has a pin of its own, of the files that can't read pins/.
+
+    The Containerfile takes every pin as an argument, a workflow repeats its actions' commits.
+    """
+    bases = re.findall(r"^\s*FROM\b.*", read_text(root / CONTAINERFILE), re.MULTILINE | re.IGNORECASE)
+    yield compare(
+        f"{CONTAINERFILE} starts from the image that it is given",
+        "FROM ${BASE}",
+        "; ".join(bases),
+        where=f"{CONTAINERFILE}:1",
+        run=f"git diff {CONTAINERFILE}",
+    )
+    yield from _only(root, CONTAINERFILE, r"\s*ARG\b", r"ARG \w+", "ARG without a default")
+    actions = [f"uses: {name}@{tool.rev} # {tool.version}" for name, tool in pins.tools.items() if tool.rev]
+    allowed = "|".join(rf"(- )?{re.escape(action)}" for action in actions)
+    for path in sorted((root / WORKFLOWS).glob("*.y*ml")):
+        expected = f"{' or '.join(actions)}, of {TOOLS}"
+        yield from _only(root, f"{WORKFLOWS}/{path.name}", r"[^#]*\buses\b[^#]*:", allowed, expected)
+
+
+def _only(root: Path, file: str, picked: str, allowed: str, expected: str) -> Iterator[Line]:
+    """A drift for each line that begins with `picked` and is not `allowed`."""
+    lines = enumerate(read_text(root / file).splitlines(), 1)
+    wrong = [
+        (number, line)
+        for number, line in lines
+        if re.match(picked, line, re.IGNORECASE) and not re.fullmatch(allowed, line.strip())
+    ]
+    name, run = f"{file} has no pin of its own", f"git diff {shlex.quote(file)}"
+    for number, line in wrong:
+        yield drift(name, expected=expected, found=line.strip(), where=f"{file}:{number}", run=run)
+    if not wrong:
+        yield ok(name)
 
 
 def literals(root: Path, pins: Pins) -> Iterator[Line]:
@@ -89,36 +119,6 @@ def literals(root: Path, pins: Pins) -> Iterator[Line]:
                 )
     if not bad:
         yield ok(f"commits and hashes in {len(names)} tracked files are pinned ones")
-
-
-def uv_lock(root: Path, pins: Pins) -> Line:
-    """uv.lock fits pyproject.toml. A lock that does is confirmed without a network, an empty cache included."""
-    name = "uv.lock fits pyproject.toml"
-    uv = find_uv(root, pins.tools["uv"].version)
-    if uv is None:
-        return skip(name, "uv is neither on PATH nor in .tools; any other make target installs it")
-    command = [uv, "lock", "--check", "--offline", "--python", sys.executable, "--no-progress"]
-    done = ask(command, folder=root)
-    if done.returncode == TIMED_OUT:
-        return skip(name, last_line(done.stderr))
-    if done.returncode == 0:
-        return ok(name)
-    return drift(
-        name,
-        expected="a lock of these dependencies",
-        found=last_line(done.stderr),
-        where="uv.lock:1",
-        run="uv lock, then commit uv.lock",
-    )
-
-
-def find_uv(root: Path, version: str) -> str | None:
-    """The uv that tools/bootstrap.py takes: on PATH, else the one that it installed."""
-    path = child_environment().get("PATH")
-    own = [root / ".tools" / folder / "bin" for folder in (f"uv-{version}", f"uv-{version}-target")]
-    return shutil.which("uv", path=path) or next(
-        (str(folder / "uv") for folder in own if (folder / "uv").is_file()), None
-    )
 
 
 def _is_searched(name: str) -> bool:

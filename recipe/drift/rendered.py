@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
@@ -50,37 +49,29 @@ def _around(readme: str) -> tuple[str, str]:
     return before, after
 
 
-@dataclass(frozen=True)
-class Rendered:
-    """A file below the project's root, and what its text must be, given the pins and its present text."""
-
-    path: str
-    render: Callable[[Pins, str], str]
-
-
-# Whoever adds a file that is written from the pins adds it here.
-RENDERED = (
-    Rendered("docs/settings.md", lambda _pins, _text: settings_tables.markdown()),
-    Rendered("docs/symptoms.md", lambda _pins, text: symptoms.markdown(text)),
-    Rendered("docs/sandboxes.md", lambda _pins, text: backends.markdown(text)),
-    Rendered("docs/alarms.md", lambda _pins, _text: alarms.markdown()),
-    Rendered(".env.example", lambda _pins, _text: settings_tables.env_example()),
-    Rendered("README.md", versions),
-)
+# Each file below the project's root, and what its text must be, given the pins and its present text. Whoever adds a
+# file that is written from the pins adds it here.
+RENDERED: dict[str, Callable[[Pins, str], str]] = {
+    "docs/settings.md": lambda _pins, _text: settings_tables.markdown(),
+    "docs/symptoms.md": lambda _pins, text: symptoms.markdown(text),
+    "docs/sandboxes.md": lambda _pins, text: backends.markdown(text),
+    "docs/alarms.md": lambda _pins, _text: alarms.markdown(),
+    ".env.example": lambda _pins, _text: settings_tables.env_example(),
+    "README.md": versions,
+}
 
 
 def check(root: Path, pins: Pins) -> Iterator[Line]:
     """A line for each rendered file; a drift names the first line that differs."""
+    wrong = stale(root, pins)
     for file in RENDERED:
-        found = _read(root / file.path)
-        expected = file.render(pins, found)
-        name = f"{file.path} is as its source writes it"
-        yield ok(name) if found == expected else _first_difference(file.path, name, expected, found)
+        name, path = f"{file} is as its source writes it", root / file
+        yield _first_difference(file, name, wrong[path], _read(path)) if path in wrong else ok(name)
 
 
 def stale(root: Path, pins: Pins) -> dict[Path, str]:
     """The files that differ from their source, and what they must be."""
-    rendered = {root / file.path: file.render(pins, _read(root / file.path)) for file in RENDERED}
+    rendered = {root / file: render(pins, _read(root / file)) for file, render in RENDERED.items()}
     return {path: text for path, text in rendered.items() if text != _read(path)}
 
 

@@ -39,10 +39,10 @@ VARIABLE = re.compile("\0([A-Z_]+)\0")
 
 
 class Calls:
-    """The calls of one command; with `dry` they are printed, and nothing that they look for is there."""
+    """The calls of one command; in a dry run they are printed, and nothing that they look for is there."""
 
-    def __init__(self, settings: Settings, *, dry: bool) -> None:
-        self.settings, self.dry = settings, dry
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.dry = settings, settings.dry_run
 
     def require(self, *programs: str) -> None:
         """Raises BadInputError, before anything is done, when a program is not on PATH."""
@@ -52,6 +52,11 @@ class Calls:
 
     def gcloud(self, *words: str) -> list[str]:
         return ["gcloud", *words, f"--project={self.settings.gke_project_id}", "--quiet"]
+
+    def cluster(self, verb: str, *words: str) -> list[str]:
+        """The call of gcloud that does something with the cluster."""
+        where = (str(self.settings.gke_cluster_name), f"--region={self.settings.gke_region}")
+        return self.gcloud("container", "clusters", verb, *where, *words)
 
     def kubectl(self, *words: str) -> list[str]:
         return [*kubectl_words(self.settings), *words]

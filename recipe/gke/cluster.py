@@ -45,11 +45,11 @@ def create(calls: Calls, *, update: bool) -> None:
 
 def credentials(calls: Calls) -> None:
     """Write the cluster's own kubeconfig."""
-    settings, file = calls.settings, calls.settings.gke_kubeconfig
+    file = calls.settings.gke_kubeconfig
     calls.require("gke-gcloud-auth-plugin")
-    where = [str(settings.gke_cluster_name), f"--region={settings.gke_region}"]
-    get = calls.gcloud("container", "clusters", "get-credentials", *where)
-    calls.run(["env", f"KUBECONFIG={file}", *get], f"writing the kubeconfig {file}")
+    calls.run(
+        ["env", f"KUBECONFIG={file}", *calls.cluster("get-credentials")], f"writing the kubeconfig {file}"
+    )
     # It may have been there before, and readable to others.
     calls.run(["chmod", "600", str(file)], f"kubectl uses it with KUBECONFIG={file}")
 

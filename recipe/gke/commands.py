@@ -100,6 +100,6 @@ def _calls(words: list[str] | None, *, dry: bool) -> Calls:
         if getattr(settings, name) is None:
             meaning = type(settings).model_fields[name].description
             raise BadInputError(f"{name.upper()} is not set", expected=meaning, where=".env or environment")
-    calls = Calls(settings, dry=settings.dry_run)
+    calls = Calls(settings)
     calls.require("gcloud")
     return calls

@@ -24,8 +24,8 @@ def scale(calls: Calls, sizes: dict[str, int], *, yes: bool) -> None:
             # Held at that size, it replaces a lost node in whichever zone has one, and takes none from a sandbox.
             scaling = ["--enable-autoscaling", f"--total-min-nodes={total}", f"--total-max-nodes={total}"]
             scaling += ["--location-policy=ANY"]
-        calls.run(_clusters(calls, "update", where, *scaling), f"node pool {pool}: autoscaling")
-        resize = _clusters(calls, "resize", where, f"--num-nodes={each}")
+        calls.run(calls.cluster("update", where, *scaling), f"node pool {pool}: autoscaling")
+        resize = calls.cluster("resize", where, f"--num-nodes={each}")
         calls.run(resize, f"node pool {pool}: {each} nodes in each zone")
 
 
@@ -45,7 +45,7 @@ def clear_sandboxes(calls: Calls) -> None:
 
 def delete(calls: Calls) -> None:
     """Delete the cluster; the registry, the network and the accounts stay; only with --yes."""
-    calls.run(_clusters(calls, "delete"), "deleting the cluster")
+    calls.run(calls.cluster("delete"), "deleting the cluster")
     calls.run(["rm", "-f", str(calls.settings.gke_kubeconfig)], "removing its kubeconfig")
 
 
@@ -68,7 +68,7 @@ def status(calls: Calls) -> None:
         "name,config.machineType,status,autoscaling.enabled,autoscaling.totalMinNodeCount,locations.list()"
     )
     shown = {
-        "the cluster": _clusters(calls, "describe", table),
+        "the cluster": calls.cluster("describe", table),
         "its node pools": _node_pools(calls, "list", f"--format=table({columns})"),
         "its nodes": calls.kubectl("get", "nodes", "--label-columns=cloud.google.com/gke-nodepool"),
         "its sandboxes": calls.kubectl("get", "pods", "--selector=app=sandbox"),
@@ -100,11 +100,6 @@ def _zones(calls: Calls, pool: str, nodes: int, *, yes: bool) -> int:
 def _node_pools(calls: Calls, *words: str) -> list[str]:
     where = (f"--cluster={calls.settings.gke_cluster_name}", f"--region={calls.settings.gke_region}")
     return calls.gcloud("container", "node-pools", *words, *where)
-
-
-def _clusters(calls: Calls, verb: str, *words: str) -> list[str]:
-    where = (str(calls.settings.gke_cluster_name), f"--region={calls.settings.gke_region}")
-    return calls.gcloud("container", "clusters", verb, *where, *words)
 
 
 def _require_kubeconfig(calls: Calls) -> None:

@@ -65,16 +65,11 @@ def push(
 ) -> str:
     """Uploads an export and returns its address; what is there already is not sent again.
 
-    Raises BadInputError for a directory that is no export, or a bad name, RecipeError when the hub refuses.
+    Raises RecipeError when the hub refuses.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    require_repository(repository)
-    if not (exported / "config.json").is_file() or exported.name.endswith(".partial"):
-        raise BadInputError(
-            "there is no export to upload", expected="the output of `make export`", found=exported
-        )
     hub = HfApi(endpoint=endpoint, token=token)
     try:
         address = hub.create_repo(repository, private=private, exist_ok=True)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import subprocess
+from pathlib import Path
 
 from rich.console import Console
 
 from recipe.errors import BadInputError, RecipeError
+from recipe.events import Tail
 from recipe.given import child_environment
 from recipe.model.program import run_program
 from recipe.model.target import NOTES, Target
+from recipe.programs import ask
 from recipe.run.interrupts import Interrupts
 from recipe.settings import Settings
 
@@ -79,11 +81,8 @@ def missing_checkouts(settings: Settings) -> list[str]:
 
 
 def count_gpus() -> int:
-    try:
-        told = subprocess.check_output(["nvidia-smi", "-L"], timeout=60, env=child_environment())
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    return sum(line.startswith(b"GPU ") for line in told.splitlines())
+    told = ask(["nvidia-smi", "-L"], folder=Path("/"), seconds=60).stdout
+    return sum(line.startswith("GPU ") for line in told.splitlines())
 
 
 def convert(settings: Settings, target: Target, console: Console, interrupts: Interrupts) -> None:
@@ -95,16 +94,11 @@ def convert(settings: Settings, target: Target, console: Console, interrupts: In
     log = target.notes / "convert.log"
     log.unlink(missing_ok=True)
     console.print(shlex.join(command(settings)), soft_wrap=True, markup=False, highlight=False)
-    shown = 0
+    tail = Tail(log)
 
     def watch() -> None:
-        nonlocal shown
-        with log.open("rb") as file:
-            file.seek(shown)
-            text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        shown += len(whole)
-        console.out(whole.decode(errors="replace"), end="", highlight=False)
+        for line in tail.lines():
+            console.out(line.decode(errors="replace"), highlight=False)
 
     run_program(
         "the converter",

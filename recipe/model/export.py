@@ -9,48 +9,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from rich.console import Console
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from recipe.errors import BadInputError, RecipeError
 from recipe.files import read_text, require_folder, write_whole
 from recipe.model.card import card
 from recipe.model.convert import TRACKER
-from recipe.model.names import Piece, Shape, pieces
+from recipe.model.names import TEXT, assembled, made_of
 from recipe.model.program import bytes_bar, require_space
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from recipe.model.torch_dist import TorchDist
+from recipe.model.torch_dist import METADATA, TorchDist
 
 INDEX = "model.safetensors.index.json"
 RECORD = "export.json"
 SHARD_BYTES = 5_000_000_000  # what transformers writes by default; a larger tensor has a shard of its own
-TRAINED = {"BF16": "bfloat16", "F32": "float32"}  # the only types of trained tensors
-ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "F64": 8, "I64": 8}  # all others: 1
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A tensor of the export: its type, and its pieces, or None to copy it from the base's file."""
-
-    dtype: str
-    shape: Shape
-    file: Path
-    made_of: list[Piece] | None = None
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape) * ITEM_BYTES.get(self.dtype, 1)
 
 
 def checkpoint_of(run: Path, iteration: int | None = None) -> Path:
@@ -75,7 +57,8 @@ def checkpoint_of(run: Path, iteration: int | None = None) -> Path:
 def export(checkpoint: Path, out: Path, base: Path, console: Console, shard_bytes: int = SHARD_BYTES) -> None:
     """Writes `checkpoint`, of either engine, to the new directory `out`; `base` is what Miles' run started from.
 
-    Memory: one shard, which is at most `shard_bytes` or one tensor. A second call goes on where one stopped.
+    Memory: one shard, which is at most `shard_bytes` or one tensor, and once more while its parts are put together.
+    A second call goes on where one stopped.
     Raises BadInputError when the checkpoint is not complete or is no Inkling of the base's shape, when `out` is
     there or does not fit on its disk; RecipeError when a weight can't be read or written.
     """
@@ -116,7 +99,7 @@ def _export_local(checkpoint: Path, partial: Path) -> None:
     model = build_model(tiny_config())
     shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
     load_weights(model, read_weights(checkpoint, shapes))
-    require_space({partial: sum(4 * math.prod(shape) for shape in shapes.values())})
+    require_space({partial: sum(weight.nbytes for weight in model.parameters())})
     shutil.rmtree(partial, ignore_errors=True)
     model.save_pretrained(partial)
 
@@ -124,12 +107,17 @@ def _export_local(checkpoint: Path, partial: Path) -> None:
 def _export_torch_dist(
     checkpoint: Path, partial: Path, base: Path, console: Console, shard_bytes: int
 ) -> None:
-    from recipe.model.torch_dist import METADATA, TorchDist
-
     reader, originals = TorchDist(checkpoint), read_base(base)
-    shards = _shards(_plan(originals, reader), shard_bytes)
-    left = {name: planned for name, planned in shards.items() if not _is_whole(partial / name, planned)}
-    size = sum(one.size for planned in left.values() for one in planned.values())
+    planned = _plan(originals, reader)
+    # Told by their shapes and types alone, tensors of one file are not taken for one another.
+    split = split_torch_state_dict_into_shards(
+        {name: one.to("meta") for name, one in planned.items()}, max_shard_size=shard_bytes
+    )
+    shards = {
+        file: {name: planned[name] for name in names} for file, names in split.filename_to_tensors.items()
+    }
+    left = {file: tensors for file, tensors in shards.items() if not _is_whole(partial / file, tensors)}
+    size = sum(one.nbytes for tensors in left.values() for one in tensors.values())
     require_space({partial: size})
     sources = f"{[(name, one.dtype, one.shape) for name, one in originals.items()]} {shard_bytes}".encode()
     digest = hashlib.sha256((checkpoint / METADATA).read_bytes() + sources).hexdigest()
@@ -137,16 +125,17 @@ def _export_torch_dist(
     if done := len(shards) - len(left):
         console.print(f"{done} of {len(shards)} shards are written already")
     with bytes_bar(console, "export", size) as advance:
-        for name, planned in left.items():
-            _write_shard(partial / name, planned, reader)
-            advance(sum(one.size for one in planned.values()))
-    _write_rest(partial, base, shards)
+        for file, tensors in left.items():
+            _write_shard(partial / file, tensors, reader)
+            advance(sum(one.nbytes for one in tensors.values()))
+    _write_rest(partial, base, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
 
 
-def read_base(base: Path) -> dict[str, Planned]:
-    """The tensors of a Hugging Face checkpoint, in its order. Raises BadInputError when one, or a part, is missing."""
-    from safetensors import SafetensorError, safe_open
+def read_base(base: Path) -> dict[str, Tensor]:
+    """The tensors of a Hugging Face checkpoint, in its order, mapped and not read.
 
+    Raises BadInputError when one, or a part, is missing.
+    """
     listed: dict[str, str] = {}
     try:
         dict(json.loads(read_text(base / "config.json"))["text_config"])
@@ -154,56 +143,45 @@ def read_base(base: Path) -> dict[str, Planned]:
             raise FileNotFoundError("it has no tokenizer")
         if (base / INDEX).exists() or not (base / "model.safetensors").exists():
             listed = dict(json.loads(read_text(base / INDEX))["weight_map"])
-        found: dict[str, Planned] = {}
-        for file in sorted(set(listed.values())) or ["model.safetensors"]:
-            with safe_open(base / file, "pt") as opened:
-                for name in opened.keys():  # noqa: SIM118  it can't be iterated over
-                    part = opened.get_slice(name)
-                    found[name] = Planned(part.get_dtype(), tuple(part.get_shape()), base / file)
+        files = {
+            file: load_file(base / file) for file in sorted(set(listed.values())) or ["model.safetensors"]
+        }
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise BadInputError("a file of the base can't be read", found=repr(error), where=base) from error
-    if listed and (wrong := set(listed.items()) ^ {(name, one.file.name) for name, one in found.items()}):
+    found = {(name, file) for file, tensors in files.items() for name in tensors}
+    if listed and (wrong := set(listed.items()) ^ found):
         raise BadInputError("the index and the weights disagree", found=min(wrong)[0], where=base / INDEX)
-    return found
+    return {name: tensor for tensors in files.values() for name, tensor in tensors.items()}
 
 
-def _plan(originals: dict[str, Planned], reader: TorchDist) -> Iterator[tuple[str, Planned]]:
-    """Every tensor of the base with what it is made of; whatever the checkpoint has must have its place."""
-    unused = set(reader.shapes)
+def _plan(originals: dict[str, Tensor], reader: TorchDist) -> dict[str, Tensor]:
+    """Every tensor of the export: the base's own where training never touched it, else its shape and type.
+
+    Whatever the checkpoint has must have its place.
+    """
+    plan, unused = dict(originals), set(reader.tensors)
     for name, original in originals.items():
-        made_of = pieces(name, original.shape, reader.shapes)
-        keys = {piece.key for piece in made_of or ()}
-        dtype = _widened(name, original.dtype, {str(reader.dtype(key)).partition(".")[2] for key in keys})
-        unused -= keys
-        yield name, Planned(dtype, original.shape, original.file, made_of)
+        if name.startswith(TEXT):
+            rule, keys = made_of(name, original.shape, reader.tensors)
+            parts = {key: reader.tensors[key] for key in keys}
+            tensor = assembled(name, rule, parts, original.shape)
+            dtype = _widened(name, original.dtype, {part.dtype for part in parts.values()})
+            plan[name] = torch.empty_like(tensor, dtype=dtype)
+            unused.difference_update(keys)
     if unused:
         raise BadInputError(
             f"the checkpoint has {len(unused)} tensors that have no place in the base",
             found=min(unused),
             where=reader.directory,
         )
+    return plan
 
 
-def _widened(name: str, base: str, found: set[str]) -> str:
+def _widened(name: str, base: torch.dtype, found: set[torch.dtype]) -> torch.dtype:
     """The type of an exported tensor: the base's, or float32 where training kept float32 for bfloat16."""
-    if not found:
-        return base
-    if base not in TRAINED or not found <= set(TRAINED.values()):
-        raise BadInputError(f"{name} has another type", expected=base, found=", ".join(sorted(found)))
-    return "F32" if base == "F32" or "float32" in found else "BF16"
-
-
-def _shards(plan: Iterator[tuple[str, Planned]], most: int) -> dict[str, dict[str, Planned]]:
-    filled: list[dict[str, Planned]] = [{}]
-    size = 0
-    for name, planned in plan:
-        if filled[-1] and size + planned.size > most:
-            filled.append({})
-            size = 0
-        filled[-1][name] = planned
-        size += planned.size
-    count = len(filled)
-    return {f"model-{i:05d}-of-{count:05d}.safetensors": shard for i, shard in enumerate(filled, 1)}
+    if not found | {base} <= {torch.bfloat16, torch.float32}:
+        raise BadInputError(f"{name} has another type", expected=base, found=", ".join(map(str, found)))
+    return torch.float32 if torch.float32 in found else base
 
 
 def _claim(partial: Path, checkpoint: Path, digest: str) -> None:
@@ -218,23 +196,19 @@ def _claim(partial: Path, checkpoint: Path, digest: str) -> None:
         raise BadInputError("another export was begun there", found=partial, run=f"rm -r {partial}")
 
 
-def _is_whole(path: Path, planned: dict[str, Planned]) -> bool:
+def _is_whole(path: Path, planned: dict[str, Tensor]) -> bool:
     """Whether a shard was written to its end, with the names, shapes and types that were planned."""
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, "pt") as shard:
-            parts = {name: shard.get_slice(name) for name in shard.keys()}  # noqa: SIM118
-            found = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
+        found, expected = (
+            {name: (one.dtype, one.shape) for name, one in tensors.items()}
+            for tensors in (load_file(path), planned)
+        )
     except (OSError, SafetensorError):
         return False
-    return found == {name: (one.dtype, one.shape) for name, one in planned.items()}
+    return found == expected
 
 
-def _write_shard(path: Path, planned: dict[str, Planned], reader: TorchDist) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
+def _write_shard(path: Path, planned: dict[str, Tensor], reader: TorchDist) -> None:
     unfinished = path.with_suffix(".unfinished")
     with ThreadPoolExecutor() as pool:
         loaded = pool.map(lambda name: _tensor(name, planned[name], reader), planned)
@@ -243,35 +217,23 @@ def _write_shard(path: Path, planned: dict[str, Planned], reader: TorchDist) -> 
         save_file(tensors, unfinished, metadata={"format": "pt"})
     except SafetensorError as error:
         raise RecipeError("a shard can't be written", found=error, where=unfinished) from error
-    if not _is_whole(unfinished, planned):
-        raise RecipeError("a shard is not as it was written", where=unfinished)
     unfinished.rename(path)
 
 
-def _tensor(name: str, planned: Planned, reader: TorchDist) -> Tensor:
-    import torch
-    from safetensors import safe_open
-
-    if planned.made_of is None:
-        with safe_open(planned.file, "pt") as base:
-            copied: Tensor = base.get_tensor(name)
-            return copied
-    tensor = torch.empty(planned.shape, dtype=getattr(torch, TRAINED[planned.dtype]))
-    for piece in planned.made_of:
-        reader.read(piece, tensor[piece.index])
+def _tensor(name: str, planned: Tensor, reader: TorchDist) -> Tensor:
+    if not name.startswith(TEXT):
+        return planned
+    rule, keys = made_of(name, planned.shape, reader.tensors)
+    tensor = assembled(name, rule, reader.read(keys), planned.shape).to(planned.dtype).contiguous()
     # Nobody looks at the chunks' checksums: this finds weights that diverged, and some of the damage.
     if not tensor.sum().isfinite():
         raise BadInputError("the checkpoint holds NaN or infinity", found=name, where=reader.directory)
     return tensor
 
 
-def _write_rest(partial: Path, base: Path, shards: dict[str, dict[str, Planned]]) -> None:
+def _write_rest(partial: Path, base: Path, index: dict[str, Any]) -> None:
     """What lies beside the weights (configuration, tokenizer, licence), and the index."""
     for path in base.iterdir():
         if path.is_file() and path.suffix != ".safetensors" and not path.name.startswith("."):
             shutil.copyfile(path, partial / path.name)
-    index: dict[str, Any] = {
-        "metadata": {"total_size": sum(one.size for planned in shards.values() for one in planned.values())},
-        "weight_map": {name: file for file, planned in shards.items() for name in planned},
-    }
     write_whole(partial / INDEX, json.dumps(index, indent=2))

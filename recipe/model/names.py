@@ -7,16 +7,16 @@ and the sharded_state_dict methods of Megatron-LM at c0b2836.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from types import EllipsisType
+
+import torch
+from torch import Tensor
 
 from recipe.errors import BadInputError
 
 Shape = tuple[int, ...]
-Index = tuple[int | slice | EllipsisType, ...]
 
 LAYER, PART = "{layer}", "{part}"
 HF = f"model.llm.layers.{LAYER}."
@@ -77,76 +77,46 @@ TABLE: dict[str, tuple[Rule, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A part [start, start + sizes) of the tensor `key`, and where in the Hugging Face tensor it goes."""
+def made_of(name: str, shape: Shape, found: Container[str]) -> tuple[Rule, list[str]]:
+    """The rule for tensor `name` and the keys, of those `found` in the checkpoint, that it takes.
 
-    key: str
-    start: Shape
-    sizes: Shape
-    index: Index
-
-
-def pieces(name: str, shape: Shape, found: Mapping[str, Shape]) -> list[Piece] | None:
-    """What tensor `name` is made of, given the checkpoint's tensors by key; None when training never touched it.
-
-    Raises BadInputError when the checkpoint lacks a tensor, or has one of another shape.
+    Raises BadInputError for a tensor that is not in the table, or whose weights the checkpoint lacks.
     """
-    if not name.startswith(TEXT):
-        return None
     layer = re.search(r"\.layers\.(\d+)\.", name)
     number = layer[1] if layer else ""
     rules = TABLE.get(name.replace(f".layers.{number}.", f".layers.{LAYER}."), ())
-    keys = {rule: [key.replace(LAYER, number) for key in _every_key(rule, shape)] for rule in rules}
+    keys = {
+        rule: [
+            key.replace(LAYER, number).replace(PART, str(part))
+            for key in rule.keys
+            for part in range(shape[0] if PART in key else 1)
+        ]
+        for rule in rules
+    }
     if not keys:
         raise BadInputError("the base has a tensor that this recipe does not know", found=name)
-    rule = next((rule for rule, named in keys.items() if all(key in found for key in named)), None)
-    if rule is None:
-        expected = " or ".join(", ".join(named) for named in keys.values())
-        raise BadInputError(f"the checkpoint has no weights for {name}", expected=expected)
-    made = [piece for whole in _placed(rule, keys[rule], shape, found) for piece in _halves(rule, whole)]
-    covered = sum(math.prod(piece.sizes) for piece in made)
-    if covered != math.prod(shape):
-        raise BadInputError(
-            f"the checkpoint has another shape for {name}",
-            expected=shape,
-            found={key: found[key] for key in keys[rule]},
-        )
-    return made
+    for rule, named in keys.items():
+        if all(key in found for key in named):
+            return rule, named
+    expected = " or ".join(", ".join(named) for named in keys.values())
+    raise BadInputError(f"the checkpoint has no weights for {name}", expected=expected)
 
 
-def _every_key(rule: Rule, shape: Shape) -> list[str]:
-    if PART not in rule.keys[0]:
-        return list(rule.keys)
-    return [rule.keys[0].replace(PART, str(part)) for part in range(shape[0])]
-
-
-def _placed(rule: Rule, keys: list[str], shape: Shape, found: Mapping[str, Shape]) -> Iterator[Piece]:
-    row = 0
-    index: Index
-    for part, key in enumerate(keys):
-        sizes = found[key]
-        if PART in rule.keys[0]:
-            target, index = shape[1:], (part,)
-        elif len(keys) > 1:
-            target, index = (sizes[0], *shape[1:]), (slice(row, row + sizes[0]),)
-            row += sizes[0]
-        else:
-            target, index = shape, ()
-        if rule.padded and len(sizes) == len(shape) and sizes[0] >= shape[0]:
-            sizes = (shape[0], *sizes[1:])
-        # A scale is a scalar in one of them, a vector of one in the other.
-        if [size for size in sizes if size != 1] != [size for size in target if size != 1]:
-            raise BadInputError(f"the checkpoint has another shape for {key}", expected=target, found=sizes)
-        yield Piece(key, (0,) * len(sizes), sizes, index)
-
-
-def _halves(rule: Rule, whole: Piece) -> Iterator[Piece]:
-    if not rule.gated:
-        yield whole
-        return
-    *outer, rows, width = whole.sizes
-    for half in range(2):
-        start = (*(0 for _ in outer), half * (rows // 2), 0)
-        index = (*whole.index, ..., slice(half, None, 2), slice(None))
-        yield Piece(whole.key, start, (*outer, rows // 2, width), index)
+def assembled(name: str, rule: Rule, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
+    """Tensor `name`, made of its `parts` in order. Raises BadInputError when they have another shape."""
+    tensors = list(parts.values())
+    try:
+        whole = torch.stack(tensors) if PART in rule.keys[0] else tensors[0]
+        if len(rule.keys) > 1:
+            whole = torch.cat(tensors)
+        if rule.padded:
+            whole = whole[: shape[0]]
+        if rule.gated:
+            whole = whole.unflatten(-2, (2, -1)).transpose(-3, -2).flatten(-3, -2)
+    except (RuntimeError, IndexError):
+        whole = tensors[0].new_empty(0)
+    # A scale is a scalar in one of them, a vector of one in the other.
+    if [size for size in whole.shape if size != 1] != [size for size in shape if size != 1]:
+        found = {key: tuple(part.shape) for key, part in parts.items()}
+        raise BadInputError(f"the checkpoint has another shape for {name}", expected=shape, found=found)
+    return whole.reshape(shape)

@@ -37,14 +37,11 @@ class Target:
         """What the marker lists; None before the end. Raises BadInputError when another model is there."""
         if not os.path.lexists(self.marker):  # unlike exists(), no error in a folder for others
             return None
-        try:
-            noted = json.loads(read_text(self.marker))
-            model, files = noted["model"], noted["files"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise BadInputError("the marker is damaged", found=repr(error), where=self.marker) from error
-        if model != self.model:
-            raise self.refusal(model)
-        return files and dict(files)
+        noted = json.loads(read_text(self.marker))
+        if noted["model"] != self.model:
+            raise self.refusal(noted["model"])
+        files: Files | None = noted["files"]
+        return files
 
     def refusal(self, found: object) -> BadInputError:
         """Why the directory is not touched."""

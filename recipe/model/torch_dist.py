@@ -1,4 +1,4 @@
-"""Reads Megatron's torch_dist checkpoints on the CPU, a piece of a tensor at a time, without Megatron or a GPU.
+"""Reads Megatron's torch_dist checkpoints on the CPU, a tensor at a time, without Megatron or a GPU.
 
 The format is that of torch.distributed.checkpoint: `.metadata` (a pickle), written last, names the chunks of
 every tensor; each chunk lies in a .distcp file as torch.save writes it.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,9 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from recipe.errors import BadInputError, RecipeError
-from recipe.model.names import Piece
 
 METADATA = ".metadata"
 # All that the metadata of torch 2.13 is made of. A pickle may name any function: of others nothing is called.
@@ -50,58 +48,39 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name) if name in KNOWN.get(module, ()) else _Unused
 
 
-class _Into(DefaultLoadPlanner):
-    """Puts chunks into a view of a tensor, whatever its strides and type."""
-
-    def __init__(self, target: Tensor) -> None:
-        super().__init__()
-        self._target = target
-
-    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        target = self._target
-        for axis, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
-            target = target.narrow(axis, start, length)
-        return target
-
-
 class TorchDist:
-    """A checkpoint's tensors. Raises BadInputError when its metadata or a file is missing, cut or damaged."""
+    """A checkpoint; `tensors` tells their shapes and types, without their values (device meta).
+
+    Raises BadInputError when its metadata or a file is missing, cut or damaged.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._metadata = _read_metadata(directory)
         self._reader = FileSystemReader(directory)
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
-        self._tensors = {
-            key: found
+        self.tensors = {
+            key: torch.empty(found.size, dtype=found.properties.dtype, device="meta")
             for key, found in self._metadata.state_dict_metadata.items()
             if isinstance(found, TensorStorageMetadata) and not key.startswith("optimizer.")
         }
-        self.shapes = {key: tuple(found.size) for key, found in self._tensors.items()}
         self._check_files()
 
-    def dtype(self, key: str) -> torch.dtype:
-        return self._tensors[key].properties.dtype
-
-    def read(self, piece: Piece, target: Tensor) -> None:
-        """Copies `piece` into `target`, of the same sizes. Raises RecipeError when a chunk can't be read."""
-        chunk = ChunkStorageMetadata(torch.Size(piece.start), torch.Size(piece.sizes))
-        items = create_read_items_for_chunk_list(piece.key, self._tensors[piece.key], [chunk])
-        if sum(math.prod(item.lengths) for item in items) != math.prod(piece.sizes):
-            raise BadInputError(f"the checkpoint lacks a part of {piece.key}", where=self.directory)
+    def read(self, keys: Iterable[str]) -> dict[str, Tensor]:
+        """The tensors of `keys`, in that order. Raises RecipeError when a chunk can't be read."""
+        found = {key: torch.empty_like(self.tensors[key], device="cpu") for key in keys}
+        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        planner.set_up_planner(found, self._metadata, is_coordinator=True)
+        plan = planner.create_local_plan()
+        if sum(math.prod(item.lengths) for item in plan.items) != sum(one.numel() for one in found.values()):
+            raise BadInputError(f"the checkpoint lacks a part of {', '.join(found)}", where=self.directory)
         try:
-            self._reader.read_data(LoadPlan(items), _Into(target.view(piece.sizes)))
-        except (
-            RuntimeError,
-            AssertionError,
-            KeyError,
-            ValueError,
-            EOFError,
-            pickle.UnpicklingError,
-        ) as error:
+            self._reader.read_data(plan, planner)
+        except (RuntimeError, AssertionError, LookupError, ValueError, EOFError, pickle.PickleError) as error:
             raise RecipeError(
-                f"the checkpoint's {piece.key} can't be read", found=error, where=self.directory
+                f"the checkpoint's {', '.join(found)} can't be read", found=error, where=self.directory
             ) from error
+        return found
 
     def _check_files(self) -> None:
         ends: dict[str, int] = {}

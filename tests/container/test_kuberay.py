@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -16,16 +15,16 @@ from recipe.pins import load_pins
 
 PINS = load_pins()
 SCHEMA = json.loads(Path(__file__).with_name("raycluster.schema.json").read_text())
-CLUSTER = kuberay.KubeRayCluster(
-    image=image.name(PINS, "camel", "registry.example/inkling"),
-    claim="shared",
-    num_nodes=8,
-    rdma_resource="rdma/hca",
-)
+CLUSTER = {
+    "repository": "registry.example/inkling",
+    "claim": "shared",
+    "num_nodes": 8,
+    "rdma_resource": "rdma/hca",
+}
 
 
-def manifest(cluster: kuberay.KubeRayCluster = CLUSTER) -> dict:
-    (content,) = yaml.safe_load_all(kuberay.manifest(PINS, "camel", cluster))
+def manifest(**chosen: object) -> dict:
+    (content,) = yaml.safe_load_all(kuberay.manifest(PINS, "camel", **CLUSTER | chosen))
     return content
 
 
@@ -37,9 +36,9 @@ def pods(content: dict) -> list[dict]:
     return [group["template"]["spec"] for group in groups(content)]
 
 
-@pytest.mark.parametrize("cluster", [CLUSTER, replace(CLUSTER, num_nodes=6, rdma_resource=None)])
-def test_the_manifest_has_the_structure_of_a_raycluster(cluster):
-    jsonschema.validate(manifest(cluster), SCHEMA)
+@pytest.mark.parametrize("chosen", [{}, {"num_nodes": 6, "rdma_resource": None}])
+def test_the_manifest_has_the_structure_of_a_raycluster(chosen):
+    jsonschema.validate(manifest(**chosen), SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +67,7 @@ def test_each_pod_has_the_gpus_the_shared_memory_and_the_folders_of_a_node():
         assert ray["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/hca": 1}
         assert ray["env"] == [{"name": "MALLOC_ARENA_MAX", "value": "2"}]
         mounted = {mount["mountPath"]: mount["name"] for mount in ray["volumeMounts"]}
-        assert set(mounted) == {"/dev/shm", *node.FOLDERS.values()}
+        assert set(mounted) == {"/dev/shm", *node.INSIDE}
         volumes = {volume.pop("name"): volume for volume in pod["volumes"]}
         assert set(mounted.values()) == set(volumes)
         assert volumes[mounted["/dev/shm"]] == {"emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}}
@@ -83,7 +82,7 @@ def test_each_pod_checks_its_pins_before_ray_starts():
 
 
 def test_the_workers_are_all_nodes_but_the_head_and_their_number_is_fixed():
-    (workers,) = manifest(replace(CLUSTER, num_nodes=7))["spec"]["workerGroupSpecs"]
+    (workers,) = manifest(num_nodes=7)["spec"]["workerGroupSpecs"]
     assert workers["replicas"] == workers["minReplicas"] == workers["maxReplicas"] == 6
 
 
@@ -98,6 +97,6 @@ def test_ray_itself_takes_the_start_parameters(ray_start):
 
 
 def test_without_rdma_devices_nothing_is_asked_for():
-    for pod in pods(manifest(replace(CLUSTER, rdma_resource=None))):
+    for pod in pods(manifest(rdma_resource=None)):
         assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 8}
         assert "securityContext" not in pod["containers"][0]

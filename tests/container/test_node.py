@@ -8,7 +8,7 @@ import pytest
 
 from recipe.container import node
 
-STORAGE = node.Storage(Path("/srv/models"), Path("/srv/data"), Path("/srv/project"))
+SHARED = node.mounts(Path("/srv/models"), Path("/srv/data"), Path("/srv/project"))
 
 
 def options(command: list[str]) -> dict[str, list[str]]:
@@ -22,7 +22,7 @@ def options(command: list[str]) -> dict[str, list[str]]:
 
 
 def test_the_container_starts_with_the_flags_that_the_recipe_was_run_with():
-    found = options(node.start_command("image:tag", "camel", STORAGE))
+    found = options(node.start_command("image:tag", "camel", SHARED))
     assert found["--gpus"] == ["all"]
     assert found["--network"] == ["host"]
     assert found["--ipc"] == ["host"]
@@ -36,8 +36,8 @@ def test_the_container_starts_with_the_flags_that_the_recipe_was_run_with():
 
 
 def test_infiniband_and_the_docker_socket_are_mounted_on_request_only():
-    plain = node.start_command("image:tag", "camel", STORAGE)
-    both = node.start_command("image:tag", "camel", STORAGE, infiniband=True, docker_socket=True)
+    plain = node.start_command("image:tag", "camel", SHARED)
+    both = node.start_command("image:tag", "camel", SHARED, infiniband=True, docker_socket=True)
     assert "/dev/infiniband" not in plain
     assert not any("docker.sock" in word for word in plain)
     assert options(both)["--device"] == ["/dev/infiniband"]

@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,16 +15,15 @@ from recipe.container import image, node, slurm
 from recipe.pins import load_pins
 
 PINS = load_pins()
-STORAGE = node.Storage(Path("/srv/models"), Path("/srv/it's data"), Path("/srv/project"))
-JOB = slurm.SlurmJob(
-    image=Path("/srv/image.sqsh"),
-    storage=STORAGE,
-    command="make train-camel RUN_NAME='a b'",
-    num_nodes=8,
-    time="2-00:00:00",
-    partition="h200",
-    account="lab",
-)
+JOB = {
+    "file": Path("/srv/image.sqsh"),
+    "mounts": node.mounts(Path("/srv/models"), Path("/srv/it's data"), Path("/srv/project")),
+    "command": "make train-camel RUN_NAME='a b'",
+    "num_nodes": 8,
+    "time": "2-00:00:00",
+    "partition": "h200",
+    "account": "lab",
+}
 # Options of sbatch(1), of those that this script or its options can come to, and the form of their values.
 SBATCH = {
     "account": r"\S+",
@@ -49,7 +47,7 @@ RECIPES = pytest.mark.parametrize("recipe", sorted(PINS.recipes))
 
 @RECIPES
 def test_every_directive_is_an_option_of_sbatch_with_a_value_of_its_form(recipe):
-    lines = slurm.script(PINS, recipe, JOB).splitlines()
+    lines = slurm.script(PINS, recipe, **JOB).splitlines()
     directives = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
     assert len(directives) == len(SBATCH)
     for directive in directives:
@@ -65,7 +63,7 @@ def test_every_directive_is_an_option_of_sbatch_with_a_value_of_its_form(recipe)
 @RECIPES
 def test_shellcheck_has_nothing_to_say(recipe, tmp_path):
     script = tmp_path / "job.sh"
-    script.write_text(slurm.script(PINS, recipe, JOB))
+    script.write_text(slurm.script(PINS, recipe, **JOB))
     files = [str(script), str(image.CONTEXT / "checkout.sh")]
     done = subprocess.run(
         [Path(sys.executable).with_name("shellcheck"), *files], capture_output=True, text=True, check=False
@@ -74,16 +72,16 @@ def test_shellcheck_has_nothing_to_say(recipe, tmp_path):
 
 
 def test_no_placeholder_is_left_and_the_pins_are_checked_on_every_node():
-    script = slurm.script(PINS, "camel", JOB)
+    script = slurm.script(PINS, "camel", **JOB)
     assert not re.search(r"@[A-Za-z_]+@", script)
     assert script.count(shlex.join(image.check_command(PINS, "camel"))) == 2
     assert "wait_for_gpus.py 64 " in script
-    assert "wait_for_gpus.py 48 " in slurm.script(PINS, "camel", replace(JOB, num_nodes=6))
+    assert "wait_for_gpus.py 48 " in slurm.script(PINS, "camel", **JOB | {"num_nodes": 6})
 
 
 def test_the_command_reaches_the_shell_word_by_word():
     command = "make 'a b' '$HOME' @HEAD_IP@ @check@ ';' true"
-    lines = slurm.script(PINS, "camel", replace(JOB, command=command)).splitlines()
+    lines = slurm.script(PINS, "camel", **JOB | {"command": command}).splitlines()
     (line,) = [line for line in lines if line.startswith("  make ")]
     assert shlex.split(line) == shlex.split(command)
     assert "'$HOME' @HEAD_IP@ @check@ ';'" in line
@@ -119,7 +117,9 @@ def cluster(tmp_path):
         program.chmod(0o755)
     (tmp_path / "status").write_text("0")
     script = tmp_path / "job.sh"
-    script.write_text(slurm.script(PINS, "camel", JOB))
+    text = slurm.script(PINS, "camel", **JOB)
+    assert text.count("  sleep 2\n") == 1
+    script.write_text(text.replace("  sleep 2\n", "  sleep 0.05\n"))
     environment = {
         "PATH": f"{programs}:{os.environ['PATH']}",
         "FOLDER": str(tmp_path),

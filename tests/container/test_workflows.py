@@ -52,6 +52,7 @@ def test_a_change_is_checked_by_all_of_them_and_the_night_requires_the_network()
         "test",
         "smoke",
         "pins-check",
+        "audit",
     }
     assert "make flake-check" in ci
     assert "make pins-check ONLINE=require" in nightly

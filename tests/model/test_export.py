@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import safetensors.torch
+import safetensors
 import torch
 from hub_stand_in import serving
 from rich.console import Console
@@ -116,7 +116,7 @@ def test_an_interrupted_export_goes_on_with_the_shards_that_are_whole(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[Path] = []
-    real = safetensors.torch.save_file
+    real = save_file
 
     def interrupted(tensors: dict[str, Tensor], path: Path, **options: object) -> None:
         written.append(Path(path))
@@ -125,7 +125,7 @@ def test_an_interrupted_export_goes_on_with_the_shards_that_are_whole(
             os.truncate(path, Path(path).stat().st_size // 2)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(safetensors.torch, "save_file", interrupted)
+    monkeypatch.setattr("recipe.model.export.save_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_export(place)
     assert not (place / "out").exists()
@@ -180,7 +180,7 @@ def test_a_full_disk_is_told_before_and_while_writing(place: Path, monkeypatch: 
     def full(*_arguments: object, **_options: object) -> None:
         raise safetensors.SafetensorError(f"I/O error: {os.strerror(errno.ENOSPC)}")
 
-    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    monkeypatch.setattr("recipe.model.export.save_file", full)
     with pytest.raises(RecipeError, match="can't be written") as told:
         run_export(place)
     assert "No space left" in str(told.value)

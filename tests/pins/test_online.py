@@ -11,7 +11,6 @@ from drifting import change, commit, git_service, only_drift, other_digit, reply
 
 from recipe.drift import online
 from recipe.drift.lines import Line
-from recipe.drift.online import Endpoints
 from recipe.errors import BadInputError
 from recipe.pins import UPSTREAM, Pins, Recipe, load_pins
 from recipe.process import free_port
@@ -68,30 +67,24 @@ def model_hub(pins: Pins, revision: str):
     return answer
 
 
-def lines(tree: Path, pins: Pins, endpoints: Endpoints, *, require: bool = True) -> list[Line]:
-    return list(online.check(tree, pins, require=require, endpoints=endpoints))
+def lines(tree: Path, pins: Pins, hosts: dict[str, str], *, require: bool = True) -> list[Line]:
+    return list(online.check(tree, pins, require=require, **hosts))
 
 
-@pytest.fixture
-def no_flake(tree):
-    (tree / "flake.lock").unlink(missing_ok=True)
-    return tree
+def test_what_is_served_is_ok(tree, upstream, serve):
+    pins = pinned_at(load_pins(tree), *upstream)
+    hosts = {
+        "registry": serve(registry(pins, pins.image.digest)),
+        "model_hub": serve(model_hub(pins, pins.model.revision)),
+    }
+    told = lines(tree, pins, hosts)
+    assert [line.status for line in told] == ["ok"] * 9, [str(line) for line in told]
 
 
-def test_what_is_served_is_ok(no_flake, upstream, serve):
-    pins = pinned_at(load_pins(no_flake), *upstream)
-    hosts = Endpoints(
-        registry=serve(registry(pins, pins.image.digest)),
-        model_hub=serve(model_hub(pins, pins.model.revision)),
-    )
-    told = lines(no_flake, pins, hosts)
-    assert [line.status for line in told] == ["ok"] * 9 + ["skip"], [str(line) for line in told]
-
-
-def test_a_commit_that_the_server_lacks_is_a_drift(no_flake, upstream, serve):
+def test_a_commit_that_the_server_lacks_is_a_drift(tree, upstream, serve):
     url, rev = upstream
-    pins = pinned_at(load_pins(no_flake), url, other_digit(rev))
-    bad = [line for line in lines(no_flake, pins, nowhere(), require=False) if line.bad]
+    pins = pinned_at(load_pins(tree), url, other_digit(rev))
+    bad = [line for line in lines(tree, pins, nowhere(), require=False) if line.bad]
     assert len(bad) == 7
     facts = bad[0].facts
     assert facts["expected"] == other_digit(rev)
@@ -101,14 +94,12 @@ def test_a_commit_that_the_server_lacks_is_a_drift(no_flake, upstream, serve):
     assert "make pins-bump" in facts["run"]
 
 
-def test_a_digest_that_the_registry_does_not_have_is_a_drift(no_flake, serve):
-    pins = load_pins(no_flake)
+def test_a_digest_that_the_registry_does_not_have_is_a_drift(tree, serve):
+    pins = load_pins(tree)
     has = pins.image.digest
-    line = change(no_flake / UPSTREAM, has, other_digit(has))
+    line = change(tree / UPSTREAM, has, other_digit(has))
     base = serve(registry(pins, has))
-    facts = only_drift(
-        iter(image_and_model(no_flake, Endpoints(registry=base, model_hub=nowhere().model_hub)))
-    )
+    facts = only_drift(iter(image_and_model(tree, nowhere() | {"registry": base})))
     assert (facts["expected"], facts["found"]) == (other_digit(has), "HTTP 404")
     assert facts["where"].startswith(
         f"{UPSTREAM}:{line} ({base}/v2/{pins.image.repository}/manifests/sha256:"
@@ -116,70 +107,44 @@ def test_a_digest_that_the_registry_does_not_have_is_a_drift(no_flake, serve):
     assert facts["run"].startswith("skopeo inspect docker://docker.io/")
 
 
-def test_another_digest_in_the_registrys_answer_is_a_drift(no_flake, serve):
-    pins = load_pins(no_flake)
+def test_another_digest_in_the_registrys_answer_is_a_drift(tree, serve):
+    pins = load_pins(tree)
     other = other_digit(pins.image.digest)
     base = serve(lambda request: reply(request, 200, {"Docker-Content-Digest": other}))
-    facts = only_drift(
-        iter(image_and_model(no_flake, Endpoints(registry=base, model_hub=nowhere().model_hub)))
-    )
+    facts = only_drift(iter(image_and_model(tree, nowhere() | {"registry": base})))
     assert (facts["expected"], facts["found"]) == (pins.image.digest, other)
 
 
-def test_a_model_revision_that_the_hub_does_not_have_is_a_drift(no_flake, serve):
-    pins = load_pins(no_flake)
+def test_a_model_revision_that_the_hub_does_not_have_is_a_drift(tree, serve):
+    pins = load_pins(tree)
     base = serve(model_hub(pins, other_digit(pins.model.revision)))
-    facts = only_drift(
-        iter(image_and_model(no_flake, Endpoints(registry=nowhere().registry, model_hub=base)))
-    )
+    facts = only_drift(iter(image_and_model(tree, nowhere() | {"model_hub": base})))
     assert (facts["expected"], facts["found"]) == (pins.model.revision, "HTTP 404")
     assert facts["where"].startswith(f"{UPSTREAM}:")
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_busy_service_proves_no_drift(no_flake, serve, status):
+def test_a_busy_service_proves_no_drift(tree, serve, status):
     base = serve(lambda request: reply(request, status))
-    told = image_and_model(no_flake, Endpoints(registry=base, model_hub=base))
+    told = image_and_model(tree, {"registry": base, "model_hub": base})
     assert [line.status for line in told] == ["skip", "skip"]
     assert all(f"answers HTTP {status}" in line.facts["reason"] for line in told)
 
 
-def test_a_busy_git_server_proves_no_drift(no_flake, serve):
-    pins = pinned_at(load_pins(no_flake), serve(lambda request: reply(request, 503)) + "/x.git", "0" * 40)
-    told = lines(no_flake, pins, nowhere(), require=False)
+def test_a_busy_git_server_proves_no_drift(tree, serve):
+    pins = pinned_at(load_pins(tree), serve(lambda request: reply(request, 503)) + "/x.git", "0" * 40)
+    told = lines(tree, pins, nowhere(), require=False)
     assert {line.status for line in told} == {"skip"}
     assert "503" in told[0].facts["reason"]
 
 
-def test_an_unreachable_host_is_a_skip_under_auto_and_a_failure_under_require(no_flake):
+def test_an_unreachable_host_is_a_skip_under_auto_and_a_failure_under_require(tree):
     hosts = nowhere()
-    pins = pinned_at(load_pins(no_flake), f"{hosts.registry}/x.git", "0" * 40)
-    auto, required = (lines(no_flake, pins, hosts, require=require)[:9] for require in (False, True))
+    pins = pinned_at(load_pins(tree), f"{hosts['registry']}/x.git", "0" * 40)
+    auto, required = (lines(tree, pins, hosts, require=require) for require in (False, True))
     assert {line.status for line in auto} == {"skip"}
     assert {line.status for line in required} == {"FAIL"}
     assert all("is not reachable" in line.facts["reason"] for line in auto + required)
-
-
-def test_the_hashes_of_flake_lock_are_those_that_nix_tells(tree, tmp_path, serve, monkeypatch):
-    if not (tree / "flake.lock").is_file():
-        pytest.skip("there is no flake.lock")
-    nodes = json.loads((tree / "flake.lock").read_text())["nodes"]
-    locked = nodes["nixpkgs"]["locked"]
-    # Stands for Nix, which would have to download nixpkgs: tells the same hash whatever it is asked for.
-    program = tmp_path / "bin" / "nix"
-    program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\necho '{json.dumps({'locked': locked})}'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-    hosts = Endpoints("http://127.0.0.1:1", "http://127.0.0.1:1", serve(lambda request: reply(request, 200)))
-    pins = pinned_at(load_pins(tree), "http://127.0.0.1:1", "0" * 40)
-    told = {line.name: line for line in lines(tree, pins, hosts, require=False)}
-    assert told["flake.lock: nixpkgs has its hash"].status == "ok"
-    facts = told["flake.lock: uv2nix has its hash"].facts
-    assert (facts["expected"], facts["found"]) == (nodes["uv2nix"]["locked"]["narHash"], locked["narHash"])
-    number = int(facts["where"].removeprefix("flake.lock:"))
-    assert facts["expected"] in (tree / "flake.lock").read_text().splitlines()[number - 1]
-    assert "make pins-bump SOURCE=" in facts["run"]
 
 
 @pytest.fixture
@@ -191,30 +156,19 @@ def proxy(monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["socks5://127.0.0.1:1", "ftp://127.0.0.1", "http://\x01"])
-def test_a_proxy_of_another_kind_is_refused(no_flake, proxy, value):
+def test_a_proxy_of_another_kind_is_refused(tree, proxy, value):
     proxy(value)
     with pytest.raises(BadInputError) as refused:
-        lines(no_flake, load_pins(no_flake), nowhere())
+        lines(tree, load_pins(tree), nowhere())
     assert "*_proxy" in str(refused.value)
 
 
 @pytest.mark.parametrize("value", ["junk.invalid", "http://[", "http://127.0.0.1:99999"])
-def test_a_proxy_that_is_nowhere_reaches_nothing(no_flake, proxy, value):
+def test_a_proxy_that_is_nowhere_reaches_nothing(tree, proxy, value):
     proxy(value)
-    told = lines(no_flake, load_pins(no_flake), nowhere(), require=False)
+    told = lines(tree, load_pins(tree), nowhere(), require=False)
     assert {line.status for line in told} == {"skip"}
     assert all(line.facts["reason"] for line in told)
-
-
-@pytest.mark.parametrize("content", ["[]", '{"nodes": []}', "[" * 100_000])
-def test_a_flake_lock_of_another_shape_is_a_skip_here(no_flake, tmp_path, monkeypatch, content):
-    (tmp_path / "nix").write_text("")
-    (tmp_path / "nix").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    (no_flake / "flake.lock").write_text(content)
-    hosts = nowhere()
-    pins = pinned_at(load_pins(no_flake), f"{hosts.registry}/x.git", "0" * 40)
-    assert "flake.lock" in lines(no_flake, pins, hosts, require=False)[-1].facts["reason"]
 
 
 @pytest.mark.parametrize(
@@ -227,20 +181,20 @@ def test_a_flake_lock_of_another_shape_is_a_skip_here(no_flake, tmp_path, monkey
     ],
 )
 @pytest.mark.parametrize("status", [200, 401])
-def test_an_odd_answer_is_a_line_of_its_own(no_flake, serve, status, headers, body):
+def test_an_odd_answer_is_a_line_of_its_own(tree, serve, status, headers, body):
     base = serve(lambda request: reply(request, status, headers, body))
-    told = image_and_model(no_flake, Endpoints(registry=base, model_hub=base))
+    told = image_and_model(tree, {"registry": base, "model_hub": base})
     assert {line.status for line in told} <= {"DRIFT", "skip"}
     assert len(told) == 2
 
 
-def nowhere() -> Endpoints:
+def nowhere() -> dict[str, str]:
     """Addresses where nothing listens."""
     base = f"http://127.0.0.1:{free_port()}"
-    return Endpoints(registry=base, model_hub=base, nix_inputs=base)
+    return {"registry": base, "model_hub": base}
 
 
-def image_and_model(tree: Path, hosts: Endpoints) -> list[Line]:
+def image_and_model(tree: Path, hosts: dict[str, str]) -> list[Line]:
     """The lines of image and model; the sources are asked for where nothing listens."""
     pins = pinned_at(load_pins(tree), f"http://127.0.0.1:{free_port()}/x.git", "0" * 40)
     told = lines(tree, pins, hosts, require=False)

@@ -41,15 +41,11 @@ def environment(settings: Settings, agent_server_url: str, run_dir: Path) -> dic
         "no_proxy": f"127.0.0.1,{settings.head_ip}",
         "PYTHONPATH": f"{settings.megatron_path}:{settings.miles_dir}",
         "TORCHINDUCTOR_CACHE_DIR": str(settings.torchinductor_cache_dir),
-        **_interfaces(settings),
+        **{
+            name.upper(): value
+            for name in ("nccl_socket_ifname", "gloo_socket_ifname")
+            if (value := getattr(settings, name))
+        },
         **tracking_environment(settings, run_dir),
         **plugin_environment(settings, agent_server_url, journal(run_dir)),
     }
-
-
-def _interfaces(settings: Settings) -> dict[str, str]:
-    named = {
-        "NCCL_SOCKET_IFNAME": settings.nccl_socket_ifname,
-        "GLOO_SOCKET_IFNAME": settings.gloo_socket_ifname,
-    }
-    return {name: value for name, value in named.items() if value}

@@ -253,7 +253,8 @@ def chosen(small, tmp_path, monkeypatch):
     """Settings that name the sources, and a Python on PATH that says where the router is."""
     python = tmp_path / "bin" / "python3"
     python.parent.mkdir()
-    python.write_text(f"#!/bin/sh\necho {tmp_path}/router/sglang_router\n")
+    answer = f"printf '\\nfound:\\n%s\\n' {tmp_path}/router/sglang_router"
+    python.write_text(f'#!/bin/sh\n[ "$3" = sglang_router ] && {answer}\n')
     python.chmod(0o755)
     # Our own Python, first on PATH, is not the one that trains.
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{python.parent}:/usr/bin:/bin")

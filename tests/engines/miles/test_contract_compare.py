@@ -6,9 +6,7 @@ import subprocess
 
 import pytest
 
-from recipe.drift.bump import Bump
 from recipe.engines.miles.contract.compare import flags_of
-from recipe.pins import load_pins
 from recipe.resolve import load_sources
 
 PARSER = """
@@ -44,7 +42,7 @@ def told(tmp_path):
 
     def tell(source, *versions):
         revs = [commit(tmp_path, files) for files in versions]
-        return list(flags_of(settings)(Bump(load_pins(), "camel", source, *revs, tmp_path)))
+        return list(flags_of(settings)(source, tmp_path, *revs))
 
     return tell
 

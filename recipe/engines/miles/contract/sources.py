@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import ast
 import os
-import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from recipe.drift.checkouts import imported
 from recipe.errors import RecipeError
-from recipe.given import child_environment
 from recipe.pins import PROJECT_ROOT
-from recipe.programs import ask
 from recipe.settings import Checkouts
 
-ROUTER_SECONDS = 60  # a cold start from network storage
-FIND_ROUTER = "import importlib.util as u; print(u.find_spec('sglang_router').submodule_search_locations[0])"
 OWNERS = {
     "miles_plugins": "miles",
     "sglang_router": "router",
@@ -139,15 +134,7 @@ class Sources:
 def sources_of(chosen: Checkouts) -> Sources:
     """Those of the settings whose folders are there, and the router that the training Python would import."""
     folders: dict[str, Path | None] = {"miles": chosen.miles_dir, "megatron": chosen.megatron_path}
-    folders |= {"sglang": chosen.sglang_dir / "python", "router": _router()}
+    router, _ = imported("sglang_router")
+    folders |= {"sglang": chosen.sglang_dir / "python", "router": router and router.parent}
     present = {name: one for name, one in folders.items() if one is not None and os.access(one, os.R_OK)}
     return Sources({name: Source(f"{folder}/", folder) for name, folder in present.items()})
-
-
-def _router() -> Path | None:
-    """The folder that has sglang_router, for the Python of PATH that is not our own; None without one."""
-    own = os.path.dirname(sys.executable)  # noqa: PTH120 - a link must not be followed
-    folders = child_environment().get("PATH", "").split(os.pathsep)
-    python = shutil.which("python3", path=os.pathsep.join(one for one in folders if one != own))
-    done = python and ask([python, "-c", FIND_ROUTER], folder=Path("/"), seconds=ROUTER_SECONDS)
-    return Path(done.stdout.strip()).parent if done and done.returncode == 0 else None
