@@ -14,10 +14,10 @@ DEV := $(LOCAL) --group dev --
 export MAKE_VARIABLES = $(MAKEOVERRIDES)
 
 GKE_TARGETS := $(addprefix gke-,create credentials scale down clear-sandboxes apply-network-policies status delete tools-image)
-WITH_WORDS := $(GKE_TARGETS) doctor plan status alarms report compare sandboxes dataset export pins-check pins-bump rehearse
+WITH_WORDS := $(GKE_TARGETS) doctor plan status alarms report compare sandboxes dataset export pins-check pins-bump rehearse audit
 
 .DEFAULT_GOAL := help
-.PHONY: help smoke learn train-camel train-terminus2 doctor plan harbor contract prepare dataset export settings pins-check pins-bump flake-check status alarms report compare sandboxes $(GKE_TARGETS) test lint format types bench rehearse
+.PHONY: help smoke learn train-camel train-terminus2 doctor plan harbor contract prepare dataset export settings pins-check pins-bump audit flake-check status alarms report compare sandboxes $(GKE_TARGETS) test lint format types bench rehearse
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-27s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -110,6 +110,9 @@ pins-bump:  ## pin another commit: RECIPE=camel SOURCE=miles REV=<40 hex digits>
 # A space inside of a value is written with a backslash, at which filter-out would take the value apart.
 SPACE := $() $()
 $(WITH_WORDS): export MAKE_VARIABLES = $(subst |SPACE|,\$(SPACE),$(filter-out $(addsuffix =%,ARGS RUN OTHER OUT ITER ONLINE RECIPE SOURCE REV NAR_HASH),$(subst \$(SPACE),|SPACE|,$(MAKEOVERRIDES))))
+
+audit:  ## check what uv.lock installs, and ask for advisories against it; ARGS=--require fails where nobody answers
+	@$(BASE) --group audit -- python tools/audit.py $(ARGS)
 
 flake-check:  ## check the Nix flake without a network (needs nix: apt-get install nix-bin)
 	@nix/check.sh

@@ -66,20 +66,22 @@ for _name, _help in STARTS.items():
     app.command(_name, help=_help)(_starter(_name))
 
 
-@app.command()
-def attach(run: Annotated[Path, typer.Argument(help="The folder of a run on the cluster.")]) -> None:
-    """Follow a run whose launcher is gone, as that would have; Ctrl-C stops the job."""
-    with Interrupts() as interrupts:
-        with interrupts.held():
-            from recipe.run.attach import attach as pick_up
-        pick_up(run, Console(), interrupts)
-
-
 def _path(text: str) -> Path:
     """An argument that make may have left empty, which Path would take for the working directory."""
     if not text:
         raise BadInputError("a path is empty", expected="RUN=<a run's folder> OUT=<a new folder>")
     return Path(text)
+
+
+@app.command()
+def attach(
+    run: Annotated[Path, typer.Argument(help="The folder of a run on the cluster.", parser=_path)],
+) -> None:
+    """Follow a run whose launcher is gone, as that would have; Ctrl-C stops the job."""
+    with Interrupts() as interrupts:
+        with interrupts.held():
+            from recipe.run.attach import attach as pick_up
+        pick_up(run, Console(), interrupts)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -91,15 +92,15 @@ RULES = (
     Rule(
         ("agent_server_host",),
         "AGENT_SERVER_HOST on loopback with ENGINE=local",
-        lambda s: s.agent_server_host == "localhost" or s.agent_server_host.startswith("127."),
+        lambda s: re.fullmatch(r"localhost|127(\.\d{1,3}){3}", s.agent_server_host) is not None,
         "whoever reaches the agent server may start agents on this machine, and nobody else has to",
         engine="local",
     ),
     Rule(
-        ("deterministic", "agent"),
-        "no DETERMINISTIC=1 with AGENT=terminus-2",
-        lambda s: not s.deterministic or s.agent == "camel",
-        "what a terminal shows when it is looked at depends on the clock",
+        ("deterministic", "agent", "sandbox_backend"),
+        "SANDBOX_BACKEND=local with DETERMINISTIC=1 and AGENT=terminus-2",
+        lambda s: not s.deterministic or s.agent == "camel" or s.sandbox_backend == "local",
+        "the prompt of a container's shell has the container's number",
         engine="local",
     ),
     # What the cluster's job relies on.

@@ -11,6 +11,7 @@ import argparse
 import fcntl
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,19 +21,32 @@ ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ROOT / ".tools"
 ENVIRONMENT = ROOT / ".venv"
 PYTHON_VERSION = "3.12"
+# Most often there is no network, or an index that is not the one here.
+REACH_INDEX = (
+    "run      the same again once the index is reached (UV_DEFAULT_INDEX or PIP_INDEX_URL name another)"
+)
 
 
 class BootstrapError(Exception):
     """Something the user has to mend; the text says what to run."""
 
 
-def run(argv, **options):
-    """Runs a program, quietly where nobody watches. Raises BootstrapError, then with its last lines, when it fails."""
+def run(argv, run_next=REACH_INDEX, **options):
+    """Runs a program, quietly where nobody watches. Raises BootstrapError, then with its error, when it fails."""
     hidden = {} if sys.stderr.isatty() else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     done = subprocess.run(argv, text=True, **hidden, **options)
     if done.returncode:
-        tail = "\n".join((done.stdout or "").splitlines()[-20:])
-        raise BootstrapError(f"{' '.join(argv)} failed (exit code {done.returncode}):\n{tail}")
+        found = reason(done.stdout or "see above")
+        raise BootstrapError(
+            f"{' '.join(argv)} failed (exit code {done.returncode})\n  found    {found}\n  {run_next}"
+        )
+
+
+def reason(output):
+    """What the first error in uv's or pip's output says, its causes on the same line; the end where there is none."""
+    said = re.split(r"^error: ", output, flags=re.MULTILINE | re.IGNORECASE)[:2][-1]
+    said = re.sub(r"\n *cause: ", ": ", said)
+    return "\n           ".join(line for line in said.splitlines()[-20:] if line.strip())
 
 
 def works(argv, **options):
@@ -99,14 +113,12 @@ def sync(wanted):
         return
     say(f"installing from uv.lock into {ENVIRONMENT} (6 GB with PyTorch; two minutes from a near mirror)")
     python = find_python()
-    try:
-        run([*command, "--compile-bytecode", "--python", python or PYTHON_VERSION], **options)
-    except BootstrapError as error:
-        hint = (
-            f"\n  expected Python {PYTHON_VERSION} on PATH or in pyenv, or a network from which uv can get it"
-            f"\n  run      pyenv install {PYTHON_VERSION}, or apt-get install python{PYTHON_VERSION} where it has one"
-        )
-        raise BootstrapError(f"{error}{'' if python else hint}") from None
+    get_python = (
+        f"expected Python {PYTHON_VERSION} on PATH or in pyenv, or a network from which uv can get it\n"
+        f"  run      pyenv install {PYTHON_VERSION}, or apt-get install python{PYTHON_VERSION} where it has one"
+    )
+    command += ["--compile-bytecode", "--python", python or PYTHON_VERSION]
+    run(command, REACH_INDEX if python else get_python, **options)
 
 
 def uv_environment():

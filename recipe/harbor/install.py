@@ -129,16 +129,11 @@ def _alone(home: Path, say: Say) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise RecipeError(
-                        "another install of Harbor did not end",
-                        expected=f"its end within {LOCK_SECONDS:g} s",
-                        where=lock.name,
-                        run=f"fuser -v {lock.name} to see which process it is",
-                    ) from None
+                    needed, hint = f"its end within {LOCK_SECONDS:g} s", f"fuser -v {lock.name}"
+                    problem = "another install of Harbor did not end"
+                    raise RecipeError(problem, expected=needed, where=lock.name, run=hint) from None
             if not told:
-                say(
-                    f"another install of this Harbor is at work: waiting for at most {LOCK_SECONDS / 60:.0f} min"
-                )
+                say(f"another install of this Harbor is at work: at most {LOCK_SECONDS / 60:.0f} min to wait")
             told = True
             time.sleep(0.1)
         yield
@@ -239,7 +234,7 @@ def _sync(home: Path, checkout: Path, extras: set[str], say: Say) -> None:
     try:
         uv = bootstrap.find_uv()
     except bootstrap.BootstrapError as error:
-        raise RecipeError("there is no uv to install Harbor with", found=error) from error
+        raise RecipeError(_without_credentials(str(error))) from None
     argv = [uv, "sync", "--directory", str(checkout), "--locked", "--no-dev", "--compile-bytecode"]
     argv += ["--python", sys.executable, *(f"--extra={name}" for name in sorted(extras))]
     # Which index, mirror and certificates uv uses; of the rest of the user's environment what every program gets.
@@ -248,22 +243,11 @@ def _sync(home: Path, checkout: Path, extras: set[str], say: Say) -> None:
     }
     env = child_environment() | own | {"UV_PROJECT_ENVIRONMENT": str(home / "environment")}
     env.pop("VIRTUAL_ENV", None)
-    failure = _run("uv", argv, home, env, SYNC_SECONDS, say)
-    if failure is None:
-        return
-    if "needs to be updated" in failure:
-        raise BadInputError(
-            "Harbor's uv.lock does not fit its pyproject.toml",
-            found=failure,
-            where=checkout,
-            run="make harbor without HARBOR_COMMIT, or with a commit whose lock fits",
-        )
-    raise RecipeError(
-        "uv could not install Harbor",
-        found=failure,
-        where=home / "environment",
-        run="make harbor, once the cause is mended (what was downloaded is kept)",
-    )
+    if failure := _run("uv", argv, home, env, SYNC_SECONDS, say):
+        # A lock that does not fit its pyproject.toml is the commit's, which HARBOR_COMMIT chose.
+        kind = BadInputError if "needs to be updated" in failure else RecipeError
+        hint = "make harbor: once the cause is mended (downloads are kept), or without HARBOR_COMMIT"
+        raise kind("uv could not install Harbor", found=failure, where=checkout, run=hint)
 
 
 def _bootstrap() -> ModuleType:
@@ -296,7 +280,13 @@ def _run(
     finally:
         process.stop()
         log.write_text(_without_credentials(log.read_text(errors="replace")))
-    return process.log_tail() if code else None
+    return _reason(process.log_tail()) if code else None
+
+
+def _reason(output: str) -> str:
+    """What the first error in a program's output says, and what caused it, on one line."""
+    said = re.split(r"^(?:error|fatal): ", output, flags=re.MULTILINE)[:2][-1].strip()
+    return re.sub(r"\n *cause: ", ": ", said)
 
 
 def _without_credentials(text: str) -> str:

@@ -11,10 +11,11 @@ from typing import Annotated
 import typer
 
 from recipe.errors import BadInputError
+from recipe.given import env_file, environment
 from recipe.harbor.ledger import BROKEN
 from recipe.resolve import load_sources, restore
 from recipe.run.folder import RunFolder
-from recipe.settings import Settings
+from recipe.settings import NAMES, Settings
 from recipe.watch.history import latest_run
 
 app = typer.Typer(no_args_is_help=True, help="The sandboxes that runs left at their backend.")
@@ -45,7 +46,13 @@ def clean(
     from recipe.harbor import leftover_sandboxes
 
     settings, folder = _chosen(run, backend, everything=everything)
-    host, left = leftover_sandboxes.host_of(settings), {}
+    try:
+        host, left = leftover_sandboxes.host_of(settings), {}
+    except BadInputError as error:
+        error.facts["where"] = f"the backend {settings.sandbox_backend}"
+        others = ", ".join(leftover_sandboxes.HOSTS)
+        error.facts.setdefault("run", f"the same command with that set, or with another --backend: {others}")
+        raise
     found = leftover_sandboxes.of_run(host, folder) if folder else leftover_sandboxes.listed(host)
     if delete:
         # A run that somebody still follows needs its sandboxes.
@@ -59,14 +66,9 @@ def clean(
         for one in found:
             deleted = f"NOT deleted: {left[one.id]}" if one.id in left else "deleted"
             print(f"{one.id:<48} {deleted if delete else one.state}")
-        what = (
-            f"{len(found)} sandboxes of {folder.name if folder else 'Harbor'} at {settings.sandbox_backend}"
-        )
-        print(
-            f"{what}, {len(left)} could not be deleted"
-            if delete and found
-            else f"{what}; nothing was deleted"
-        )
+        done = f", {len(left)} could not be deleted" if delete and found else "; nothing was deleted"
+        owner = folder.name if folder else "Harbor"
+        print(f"{len(found)} sandboxes of {owner} at {settings.sandbox_backend}{done}")
     sys.exit(int(bool(left)))
 
 
@@ -80,13 +82,10 @@ def _as_started(folder: Path, settings: Settings, backend: str) -> Settings:
     except (BadInputError, OSError, *BROKEN) as error:
         if backend:
             return settings
-        raise BadInputError(
-            "the run's job file can't be read, so nobody knows where its sandboxes were",
-            expected="its settings",
-            found=error.problem if isinstance(error, BadInputError) else type(error).__name__,
-            where=path,
-            run="the same command with --backend",
-        ) from None
+        found = error.problem if isinstance(error, BadInputError) else type(error).__name__
+        problem = "the run's job file can't be read, so nobody knows where its sandboxes were"
+        hint = "the same command with --backend"
+        raise BadInputError(problem, expected="its settings", found=found, where=path, run=hint) from None
 
 
 def _chosen(run: str, backend: str, *, everything: bool) -> tuple[Settings, Path | None]:
@@ -94,7 +93,10 @@ def _chosen(run: str, backend: str, *, everything: bool) -> tuple[Settings, Path
     if run and everything:
         raise BadInputError("--run and --all exclude each other")
     settings, folder = load_sources(), None
-    if not everything:
+    if everything and not backend and settings.source("sandbox_backend") == "default":
+        found = env_file(str(settings.env_file), NAMES, required=False) | environment(NAMES)
+        backend = "local" if found.get("engine", ("",))[0] == "local" else ""
+    elif not everything:
         named = Path(run).absolute() if "/" in run else settings.runs_root / run
         folder = named if run else latest_run(settings.runs_root)
         if not (folder / "run_manifest.json").is_file() or not (folder / "launcher").is_dir():

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from recipe.errors import BadInputError
 from recipe.harbor import backends
-from recipe.harbor.ledger import Ledger, refuse_orphans
+from recipe.harbor.ledger import BROKEN, Ledger, refuse_orphans
 from recipe.process import ProcessGroup
 from recipe.resolve import restore
 from recipe.run.cluster import start_server
@@ -88,14 +88,12 @@ def _serve(run: Run) -> ProcessGroup:
 def _records(folder: RunFolder) -> tuple[Manifest, dict[str, Any]]:
     try:
         manifest, record = Manifest.reopen(folder), json.loads(folder.job_file.read_text())
-        engine, _ = record["settings"]["engine"], record["job_id"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise BadInputError(
-            "there is no run to pick up",
-            expected="a run's folder, with a submitted job",
-            found=repr(error),
-            where=folder.path,
-        ) from None
+        engine, _, _ = record["settings"]["engine"], Path(record["settings"]["env_file"]), record["job_id"]
+    except (OSError, *BROKEN) as error:
+        which, why = (error.filename, error.strerror) if isinstance(error, OSError) else ("damaged", error)
+        needed = "a run's folder with its records, run_manifest.json and launcher/job.json"
+        hint, found = "recipe attach RUNS_ROOT/RUN_NAME", f"{which}: {why}"
+        raise BadInputError("there is no run to pick up", expected=needed, found=found, run=hint) from None
     if engine != "miles":
         raise BadInputError("a run of the engine local ends with its launcher", found=folder.path)
     if manifest.ended:

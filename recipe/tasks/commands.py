@@ -11,7 +11,17 @@ import typer
 from recipe.errors import BadInputError
 
 app = typer.Typer(no_args_is_help=True, help="Make prompt data of task directories; fetch and check tasks.")
-TasksDir = Annotated[Path, typer.Argument(metavar="TASKS_DIR", help="Folder of Harbor task directories.")]
+
+
+def _folder(text: str) -> Path:
+    """A folder that is there; an empty path, which a shell may have left, would be the working directory."""
+    if text and Path(text).is_dir():
+        return Path(text)
+    needed, hint = "a folder of Harbor task directories", "recipe dataset fetch --help, to download some"
+    raise BadInputError("there is no such folder of tasks", expected=needed, found=repr(text), run=hint)
+
+
+TasksDir = Annotated[Path, typer.Argument(metavar="TASKS_DIR", help="Folder of tasks.", parser=_folder)]
 PromptData = Annotated[Path, typer.Argument(metavar="PROMPT_DATA", help="JSONL of prompts, one row a task.")]
 Output = Annotated[Path, typer.Option(dir_okay=False, help="The JSONL to write; what is there is replaced.")]
 Agent = Annotated[Literal["camel", "terminus-2"], typer.Option(help="Who solves the tasks.")]

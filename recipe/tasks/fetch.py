@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections import Counter
@@ -12,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined] # of what they raise
+from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined] # of what they raise
 from huggingface_hub.hf_api import RepoFile
 
 from recipe.errors import BadInputError, RecipeError
@@ -31,11 +32,11 @@ def fetch(repository: str, revision: str, output: Path) -> dict[str, Any]:
     if not re.fullmatch("[0-9a-f]{40}", revision):
         raise BadInputError("not a commit", expected="--revision with 40 hex digits", found=revision)
     source = {"repository": repository, "revision": revision}
-    if output.exists():
+    if os.path.lexists(output):
         there = fetched(output) or {}
         if source.items() <= there.items():
             return there
-        raise BadInputError("the folder is in use", expected="a new one", found=there or None, where=output)
+        raise BadInputError("it is in use", expected="a new folder", found=there or "another", where=output)
     require_folder(output.parent, "the folder for the tasks")
     partial = output.with_name(f".{output.name}.{revision}.partial")
     try:
@@ -43,12 +44,14 @@ def fetch(repository: str, revision: str, output: Path) -> dict[str, Any]:
         files = {one.path: one for one in tree if isinstance(one, RepoFile)}
         tasks = _tasks(files, f"{repository} at {revision}")
         snapshot_download(repository, repo_type="dataset", revision=revision, local_dir=partial)
+        _verify(partial, repository, revision)
         files = {path: files[path] for path in sorted(files) if tasks & _parents(path)}
-        _verify(partial, files.values())
         listing = "".join(f"{path}\0{file.blob_id}\n" for path, file in files.items())
         sha256 = hashlib.sha256(listing.encode()).hexdigest()
         record = {**source, "tasks": len(tasks), "files": len(files), "sha256": sha256}
         _place(partial, tasks, record, output)
+    except HFValidationError:
+        raise BadInputError("no dataset's name", expected="OWNER/NAME", found=repository) from None
     except (HTTPError, OSError) as error:
         raise RecipeError("tasks could not be fetched", found=error, where=repository, run=AGAIN) from None
     return record
@@ -83,18 +86,13 @@ def _parents(path: str) -> set[str]:
     return {str(folder) for folder in PurePosixPath(path).parents}
 
 
-def _verify(folder: Path, files: Iterable[RepoFile]) -> None:
+def _verify(folder: Path, repository: str, revision: str) -> None:
     """Raises RecipeError listing the files that are not what git or LFS names; they are fetched anew next time."""
-    wrong = [file.path for file in files if not _is_whole(folder / file.path, file)]
+    found = HfApi().verify_repo_checksums(
+        repository, repo_type="dataset", revision=revision, local_dir=folder
+    )
+    wrong = [*found.missing_paths, *(one["path"] for one in found.mismatches)]
     for path in wrong:
         (folder / path).unlink(missing_ok=True)
     if wrong:
         raise RecipeError(f"{len(wrong)} files came damaged", found=", ".join(wrong), run=AGAIN)
-
-
-def _is_whole(path: Path, file: RepoFile) -> bool:
-    content = path.read_bytes() if path.is_file() else b""
-    if file.lfs is not None:
-        return hashlib.sha256(content).hexdigest() == file.lfs.sha256
-    blob = b"blob %d\0" % len(content) + content
-    return path.is_file() and hashlib.sha1(blob, usedforsecurity=False).hexdigest() == file.blob_id

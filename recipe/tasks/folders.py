@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
@@ -24,6 +24,7 @@ SAFE_FORM = "letters, digits and . _ - only, starting with a letter or a digit, 
 BOM = "\ufeff"  # a byte order mark, which some editors write
 BOM_NAMED = "a byte order mark (BOM) at its start"
 Network = Literal["public", "no-network", "allowlist"]
+Count = Annotated[int, Field(le=2**53)]  # a float can hold it
 
 
 class Phase(BaseModel):
@@ -34,9 +35,9 @@ class Environment(BaseModel):
     """The sandbox's; None where the task leaves it to the backend."""
 
     cpus: float | None = None
-    memory_mb: int | None = None
-    storage_mb: int | None = None
-    gpus: int | None = None
+    memory_mb: Count | None = None
+    storage_mb: Count | None = None
+    gpus: Count | None = None
     docker_image: str | None = None
     network_mode: Network = "public"
 
@@ -155,10 +156,13 @@ def fetched(tasks_dir: Path) -> dict[str, Any] | None:
     None for tasks that it did not make. Raises BadInputError for a damaged record.
     """
     path = tasks_dir / "fetched.json"
+    if not path.exists():
+        return None
     try:
-        return dict(json.loads(read_verbatim(path))) if path.exists() else None
-    except (ValueError, TypeError) as error:
-        raise BadInputError("a record of fetched tasks is damaged", found=error, where=path) from None
+        record = json.loads(read_verbatim(path))
+        return {name: record[name] for name in ("repository", "revision", "tasks", "files", "sha256")}
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise BadInputError("a record of fetched tasks is damaged", found=repr(error), where=path) from None
 
 
 def entries(folder: str | Path) -> Iterator[os.DirEntry[str]]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,8 +147,10 @@ def test_a_harbor_without_what_is_relied_on_is_refused(harbor: Harbor, file, tex
 def test_a_stale_lock_is_refused(harbor: Harbor) -> None:
     project = (harbor.repository / "pyproject.toml").read_text()
     harbor.pin({"pyproject.toml": project.replace('">=3.12"', '">=3.12,<3.14"')})
-    with pytest.raises(BadInputError, match=r"uv\.lock does not fit"):
+    with pytest.raises(BadInputError, match="uv could not install Harbor") as refused:
         harbor.install()
+    assert "needs to be updated" in refused.value.facts["found"]
+    assert "without HARBOR_COMMIT" in refused.value.facts["run"]
     assert not (harbor.home / "installed.json").exists()
 
 
@@ -279,6 +283,44 @@ def test_an_unusable_harbor_home_is_bad_input(harbor: Harbor, kind: str) -> None
     with pytest.raises(BadInputError, match="could not be installed") as failed:
         harbor.install()
     assert "home" in failed.value.facts["where"]
+
+
+def test_a_host_or_an_index_that_is_not_reached_is_one_error(harbor: Harbor, monkeypatch) -> None:
+    url = f"http://127.0.0.1:{free_port()}/harbor.git"
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with pytest.raises(RecipeError, match="could not be fetched") as no_host:
+        harbor.install(url=url)
+    found = no_host.value.facts["found"]
+    assert found.startswith("unable to access")
+    assert url in no_host.value.facts["run"]
+    project = (harbor.repository / "pyproject.toml").read_text()
+    harbor.pin({"pyproject.toml": project.replace("requires = []", 'requires = ["hatchling"]')})
+    monkeypatch.delenv("UV_OFFLINE")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://localhost.invalid/simple")
+    with pytest.raises(RecipeError, match="uv could not install") as no_index:
+        harbor.install()
+    assert "localhost.invalid" in no_index.value.facts["found"]
+    monkeypatch.setattr(module, "_bootstrap", bootstrap_without_uv)
+    with pytest.raises(RecipeError, match="uv is missing") as no_uv:
+        harbor.install()
+    for failed in (no_host, no_index, no_uv):
+        told = str(failed.value)
+        assert not re.search(r"(^|  )(error|fatal): ", told, re.MULTILINE)
+        assert "\n  cause:" not in told
+        for name in ("expected", "found", "where", "run"):
+            assert len(re.findall(rf"^  {name} ", told, re.MULTILINE)) <= 1
+
+
+def bootstrap_without_uv() -> Any:
+    class BootstrapError(Exception): ...
+
+    def find_uv() -> str:
+        raise BootstrapError(
+            "uv is missing, and python3 can't install it\n  run      apt-get install python3-venv"
+        )
+
+    return SimpleNamespace(BootstrapError=BootstrapError, find_uv=find_uv)
 
 
 def test_credentials_of_hosts_indexes_and_proxies_are_never_shown(harbor: Harbor, monkeypatch) -> None:

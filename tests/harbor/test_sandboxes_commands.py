@@ -566,6 +566,36 @@ def test_what_is_not_there_or_contradicts_itself_is_refused(root: Path, account:
     assert "there is no run yet" in str(sandboxes("list").exception)
 
 
+@pytest.mark.parametrize("source", ["environment", ".env", "make"])
+def test_all_of_the_engine_local_are_the_local_ones(root: Path, monkeypatch, source: str) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(root))
+    if source == ".env":
+        (root / ".env").write_text("ENGINE=local\n")
+    else:
+        monkeypatch.setenv("ENGINE", "local")
+    if source == "make":
+        monkeypatch.setenv("MAKE_VARIABLES", "ENGINE=local")
+    assert (told("list", "--all")["backend"], told("clean", "--all")["backend"]) == ("local", "local")
+    monkeypatch.setenv("SANDBOX_BACKEND", "gke")
+    assert "GKE_PROJECT_ID" in str(sandboxes("list", "--all").exception)
+    assert "DAYTONA_API_KEY" in str(sandboxes("list", "--all", "--backend", "daytona").exception)
+
+
+def test_a_backend_that_can_not_be_asked_says_what_to_set_and_which_others_there_are(root: Path) -> None:
+    for backend, needed in (
+        ("daytona", "DAYTONA_API_KEY"),
+        ("gke", "GKE_PROJECT_ID"),
+        ("modal", "MODAL_TOKEN_ID"),
+    ):
+        for words in (("list", "--all", "--backend", backend), ("clean", "--delete", "--backend", backend)):
+            error = sandboxes(*words).exception
+            assert isinstance(error, BadInputError)
+            assert needed in error.facts["expected"]
+            assert error.facts["where"] == f"the backend {backend}"
+            assert "--backend: daytona, modal, gke, docker, local" in error.facts["run"]
+    assert sandboxes("list", "--all").exception.facts["where"] == "the backend daytona"
+
+
 def test_a_planted_link_is_followed_by_no_clean_up(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(root))
     precious = root / "precious"

@@ -44,7 +44,7 @@ def test_what_was_fetched_is_said_when_it_is_built(empty_folder: Path) -> None:
     (task / "tests").mkdir(parents=True)
     (task / "task.toml").touch()
     (task / "instruction.md").write_text("Do it.")
-    record = {"repository": "someone/tasks", "revision": "0" * 40}
+    record = {"repository": "someone/tasks", "revision": "0" * 40, "tasks": 1, "files": 2, "sha256": "0"}
     (empty_folder / "tasks" / "fetched.json").write_text(json.dumps(record))
     assert f"someone/tasks at {'0' * 40}" in dataset("build", "tasks", "--output", "p.jsonl").output
 
@@ -123,3 +123,41 @@ def test_an_instruction_with_a_byte_order_mark_is_named(empty_folder: Path) -> N
     shutil.copytree(Path(SMOKE) / "sort-names", "tasks/marked")
     Path("tasks/marked/instruction.md").write_bytes(b"\xef\xbb\xbfDo it.")
     assert "a byte order mark (BOM) at its start: marked" in dataset("build", "tasks", "--output", "p").output
+
+
+@pytest.mark.parametrize("command", ["stats", "check", "build"])
+@pytest.mark.parametrize("kind", ["nothing", "empty path", "empty file", "binary", "loop", "pipe", "nul"])
+def test_a_wrong_folder_of_tasks_is_told_in_plain_words(empty_folder: Path, command: str, kind: str) -> None:
+    make = {
+        "empty file": Path("given").touch,
+        "binary": lambda: Path("given").write_bytes(bytes(range(256))),
+        "loop": lambda: Path("given").symlink_to("given"),
+        "pipe": lambda: os.mkfifo("given"),
+    }
+    make.get(kind, list)()
+    given = {"empty path": "", "nul": "a\0b"}.get(kind, "given")
+    error = dataset(command, given, *(["--output", "p.jsonl"] if command == "build" else [])).exception
+    assert isinstance(error, BadInputError)
+    assert error.problem == "there is no such folder of tasks"
+    assert set(error.facts) == {"expected", "found", "run"}
+    assert error.facts["found"] == repr(given)
+    assert not Path("p.jsonl").exists()
+
+
+def test_a_folder_without_tasks_says_so(empty_folder: Path) -> None:
+    Path("given").mkdir()
+    error = dataset("stats", "given").exception
+    assert isinstance(error, BadInputError)
+    assert (error.facts["expected"], error.facts["found"]) == ("task directories", "none")
+
+
+@pytest.mark.parametrize("repository", ["../x y", "", "a/b/c", "-x/y"])
+def test_what_can_be_no_dataset_s_name_is_refused(empty_folder: Path, repository: str) -> None:
+    refused = dataset("fetch", "new", "--revision", "a" * 40, "--repository", repository).exception
+    assert isinstance(refused, BadInputError)
+    assert refused.facts == {"expected": "OWNER/NAME", "found": repository}
+    assert not list(empty_folder.iterdir())
+    Path("loop").symlink_to("loop")
+    in_use = dataset("fetch", "loop", "--revision", "a" * 40).exception
+    assert isinstance(in_use, BadInputError)
+    assert in_use.facts["found"] == "another"

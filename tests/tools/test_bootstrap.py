@@ -71,6 +71,26 @@ def test_without_any_python_uv_may_bring_its_own_and_its_failure_says_what_to_do
         bootstrap.sync([])
 
 
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        (
+            "Resolved 9\nerror: Failed to fetch: x\n  cause: no dns\n  cause: z\n",
+            "Failed to fetch: x: no dns: z",
+        ),
+        ("WARNING: y\nERROR: Could not find uv\nERROR: No matching uv\n", "Could not find uv"),
+        ("one\ntwo\n", "one\n           two"),
+        ("", "see above"),
+    ],
+)
+def test_a_failure_is_one_error_with_its_cause_and_what_to_run(bootstrap, tmp_path, said, found):
+    bad = program(tmp_path / "bad", f"printf '{said}'; exit 2")
+    with pytest.raises(bootstrap.BootstrapError) as failed:
+        bootstrap.run([str(bad), "sync"])
+    told = str(failed.value)
+    assert told.startswith(f"{bad} sync failed (exit code 2)\n  found    {found}\n  run      the same again")
+
+
 def test_uv_on_path_is_taken_and_a_broken_one_is_not(bootstrap, tmp_path, monkeypatch):
     uv = program(tmp_path / "bin" / "uv", "exit 0")
     assert bootstrap.find_uv() == str(uv)
