@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,10 @@ from typing import Any, TypeGuard
 from recipe.untrusted import loads, open_file
 
 Event = dict[str, Any]
+# Kinds that the launcher adds when it looks around, each at a moment of the clock.
+WATCHERS = frozenset({"alarm", "resources", "sandbox"})
+# Keys whose value is a duration, a rate or a moment: the word is in their name.
+TIME = re.compile(r"(^|[_/])(time|seconds?)(_|$)")
 # What is held in memory of a file that grew: some thousands of lines. None of ours is near that long.
 CHUNK = 1 << 22
 # Two different files agree in so many bytes before the same place only where they are the same up to there.
@@ -43,8 +48,9 @@ class EventLog:
         self.append({"time": time.time(), "kind": kind, **fields})
 
     def append(self, event: Event) -> None:
-        """Appends an event as it is."""
-        self._file.write(json.dumps(event, default=_plain).encode() + b"\n")
+        """Appends an event as it is, but for a number that is none: others than Python read null only."""
+        finite = json.loads(json.dumps(event, default=_plain), parse_constant=lambda _name: None)
+        self._file.write(json.dumps(finite).encode() + b"\n")
 
 
 class Tail:
@@ -91,6 +97,28 @@ class EventReader:
     def new(self) -> Iterator[Event]:
         """The events since the last call. A line that is no event (cut by a kill, say) is passed over."""
         return filter(None, map(parse, self._tail.lines()))
+
+
+def repeatable(run: Path) -> bytes:
+    """The events of a run that two deterministic runs of one seed have in common, to the byte: see docs/events.md."""
+    told = EventReader(run / "events.jsonl").new()
+    kept = [event for event in told if event["kind"] not in WATCHERS and not _of_warm_start(event)]
+    return "".join(json.dumps(_timeless(event, run)) + "\n" for event in kept).encode()
+
+
+def _of_warm_start(event: Event) -> bool:
+    """Which is there only where CACHE_DIR has no weights yet."""
+    trial = event["kind"] == "trial" and event.get("rollout") is None
+    return trial or event["kind"] in {"lesson", "warm_start"} or event.get("phase") == "warm_start"
+
+
+def _timeless(value: Any, run: Path) -> Any:
+    """Without its times, and with paths in the run's folder as from there."""
+    if isinstance(value, dict):
+        return {name: _timeless(part, run) for name, part in value.items() if not TIME.search(name)}
+    if isinstance(value, list):
+        return [_timeless(part, run) for part in value]
+    return value.replace(f"{run}/", "") if isinstance(value, str) else value
 
 
 def parse(line: bytes) -> Event | None:

@@ -12,6 +12,8 @@ from pydantic import AfterValidator, Field
 
 INTERFACE = r"^[\w.:,=^-]+$"
 INTERFACE_FORM = "the name of a network interface"
+# No sound number comes near it, and what is worked out of several such ones still fits a float.
+LARGEST = 10**12
 WORD = r"^[\w.-]+$"
 WORD_FORM = "letters, digits and . _ - only"
 
@@ -51,6 +53,8 @@ def setting(
     **bounds: Any,
 ) -> Any:
     """A field and what the tables show of it; `derived` says in words what `factory` computes, `form` a pattern."""
+    if "ge" in bounds:
+        bounds.setdefault("le", LARGEST)
     extra: dict[str, Any] = {"unit": unit, "derived": derived, "agent": agent, "form": form}
     if factory is not None:
         return Field(default_factory=factory, description=meaning, json_schema_extra=extra, **bounds)

@@ -149,7 +149,7 @@ class Settings(GkeSettings, SandboxSettings, Checkouts):
     )
     deterministic: bool = setting(
         default=False,
-        meaning="1: the same seed gives the same metrics on the same machine; slower; engine local only",
+        meaning="1: the same seed gives the same events, times aside, on the same machine; slower; engine local only",
     )
     extra_args: str = setting(
         "", meaning="further flags of Miles, Megatron or SGLang, quoted as in a shell; they come last and win"

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from recipe.errors import RecipeError
 from recipe.harbor.model_client import ConversationEndedError, ModelClient, ModelOptions, http_client
+from recipe.harbor.quiet_terminal import QuietTerminal
 from recipe.harbor.terminus2_library import TmuxSession
 from recipe.harbor.terminus2_loop import OneShotTerminus2, VerbatimLLM
 from recipe.harbor.trial_record import TrialRecord
@@ -30,6 +31,7 @@ PROMPT_SECONDS = 0.02  # between two tries
 
 class Terminus2Options(ModelOptions):
     interleaved_thinking: bool = Field(True, description="replay each reply's reasoning_content")
+    until_quiet: bool = Field(False, description="look at the terminal when it is quiet, not by the clock")
 
 
 class Terminus2Agent(BaseAgent):
@@ -59,7 +61,8 @@ class Terminus2Agent(BaseAgent):
     @override
     async def setup(self, environment: BaseEnvironment) -> None:
         """Opens the terminal. Raises RuntimeError without tmux, RecipeError when no shell comes up in it."""
-        self._terminal = TmuxSession(
+        terminal = QuietTerminal if self.options.until_quiet else TmuxSession
+        self._terminal = terminal(
             session_name=self.name(),
             environment=environment,
             logging_path=Path("/dev/null"),  # of all that the terminal shows: nothing bounds a flood

@@ -57,7 +57,8 @@ async def run(
     Never raises: a failure is {"reward": None, "exit_status": "AgentError", "error": text}. Cancelling the
     call does not cancel the trial; `abort` does. The journal has the trial's start and its end.
     """
-    trial = {"trial": base_url.rstrip("/").rpartition("/")[2], "task": metadata.get("instance_id")}
+    name = metadata.get("trial_name") or base_url.rstrip("/").rpartition("/")[2]
+    trial = {"trial": name, "task": metadata.get("instance_id")}
     journal.write("trial", **trial, state="started")
     started = time.monotonic()
     try:
@@ -82,11 +83,12 @@ async def abort(args: Any) -> None:
         raise AgentAbortError("there is no session server instance id to flush")
     results = await asyncio.gather(*map(_flush, instances), return_exceptions=True)
     failures = [
-        f"{type(result).__name__}: {result}" for result in results if isinstance(result, BaseException)
+        f"{type(result).__name__} {result}".strip() for result in results if isinstance(result, BaseException)
     ]
     if failures:
         raise AgentAbortError(
-            f"{len(failures)} of {len(instances)} flushes failed: {'; '.join(failures[:3])}"
+            f"the agent server did not end its trials: {len(failures)} of {len(instances)} flushes failed: "
+            f"{'; '.join(failures[:3])}; look at logs/agent_server.log"
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from recipe.errors import RecipeError
-from recipe.events import Event, EventLog, EventReader, Tail
+from recipe.events import WATCHERS, Event, EventLog, EventReader, Tail
 from recipe.job import save_and_stop
 from recipe.process import ProcessGroup
 from recipe.run.interrupts import Interruption
@@ -150,7 +150,7 @@ class _Following:
         if self._translator:
             self._write(self._translator.new(last=last))
         for event in self._reader.new():
-            signs |= event["kind"] not in {"alarm", "sandbox", "resources"}
+            signs |= event["kind"] not in WATCHERS
             self._take(event)
         return signs
 

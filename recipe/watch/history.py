@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from recipe.errors import BadInputError
-from recipe.events import Event, EventReader, is_number
+from recipe.events import TIME, Event, EventReader, is_number
 from recipe.untrusted import loads, open_file
-from recipe.watch.metrics import TIMED, number
+from recipe.watch.metrics import number
 
 # What a manifest holds where it is as the launcher writes it, and the settings with which the watchers count.
 FORMS: dict[str, type] = (
@@ -189,7 +189,7 @@ class History:
     def metrics(self) -> list[dict[str, Any]]:
         """The metrics of every rollout; no times, so that two deterministic runs have the same."""
         return [
-            {"rollout": one.number} | {name: of for name, of in one.metrics.items() if name not in TIMED}
+            {"rollout": one.number} | {name: of for name, of in one.metrics.items() if not TIME.search(name)}
             for one in self.rollouts
         ]
 

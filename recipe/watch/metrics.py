@@ -13,8 +13,6 @@ from typing import Any
 
 # Miles' names: fractions of what came back, and drops by their reason.
 DROPPED = "rollout/dynamic_filter/drop_"
-# Rates are times: two deterministic runs agree in all but these.
-TIMED = frozenset({"tokens_per_second"})
 # The phases of a rollout with Miles' timers. On Miles the last two are those before this rollout.
 SECONDS = {
     "generate": "perf/rollout_time",

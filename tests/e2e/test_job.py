@@ -1,4 +1,4 @@
-"""The job itself, twice, with the same seed in the deterministic mode: everything is real, only small."""
+"""The job itself, twice for each agent, with one seed in the deterministic mode: everything is real, only small."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from safetensors.numpy import load_file
 from recipe.engines.local import checkpoint
 from recipe.engines.local.model import build_model, load_weights, tiny_config
 from recipe.engines.local.trainer import Trainer, TrainingSample
-from recipe.events import EventReader
+from recipe.events import TIME, EventReader, repeatable
 from recipe.harbor.scratch import default_root, sweep
 from recipe.watch.history import settings_of
 from recipe.watch.live import replay
-from recipe.watch.metrics import TIMED
 
 ROOT = Path(__file__).parents[2]
 SHAPE = [
@@ -48,7 +47,7 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         events = map(json.loads, (self.folder / "events.jsonl").read_text().splitlines())
         rollouts = [event["metrics"] for event in events if event["kind"] == "rollout"]
-        return [{name: of[name] for name in of.keys() - TIMED} for of in rollouts]
+        return [{name: of[name] for name in of if not TIME.search(name)} for of in rollouts]
 
     def samples(self, rollout: int) -> list[dict[str, Any]]:
         path = self.folder / "dump_details" / f"rollout_{rollout:07d}.jsonl"
@@ -74,6 +73,15 @@ def run_job(runs_root: Path, name: str, *changed: str) -> Run:
     return Run(runs_root / name, done.stdout)
 
 
+# As little as a group needs: its second trial has a neighbour that came first.
+TERMINUS_2 = (
+    "AGENT=terminus-2",
+    "NUM_ROLLOUT=1",
+    "OVER_SAMPLING_BATCH_SIZE=2",
+    "N_SAMPLES_PER_PROMPT=2",
+)
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
     root = tmp_path_factory.mktemp("runs")
@@ -87,6 +95,19 @@ def test_the_same_seed_gives_the_same_metrics_and_the_same_weights(runs: tuple[R
     for rollout in range(2):
         theirs = second.weights(rollout)
         assert all(np.array_equal(value, theirs[name]) for name, value in first.weights(rollout).items())
+
+
+def test_the_same_seed_gives_the_same_events_to_the_byte(runs: tuple[Run, Run]) -> None:
+    first, second = (repeatable(run.folder) for run in runs)
+    assert first == second
+    # Two rollouts of three groups of four, of which one is surplus.
+    assert first.count(b'"state": "done"') == 24
+
+
+def test_terminus_2_shows_the_same_whenever_it_is_looked_at(tmp_path: Path) -> None:
+    first, second = (run_job(tmp_path, name, *TERMINUS_2) for name in ("first", "second"))
+    assert repeatable(first.folder) == repeatable(second.folder)
+    assert first.samples(0) == second.samples(0)  # each token, and the probability it was sampled with
 
 
 def test_every_optimizer_step_moves_the_parameters(runs: tuple[Run, Run]) -> None:
@@ -152,7 +173,7 @@ def test_each_kept_sample_has_its_trial(runs: tuple[Run, Run]) -> None:
             assert (trial / "agent" / "trajectory.jsonl").stat().st_size > 0
 
 
-def test_the_surplus_is_aborted(runs: tuple[Run, Run]) -> None:
+def test_the_surplus_is_told(runs: tuple[Run, Run]) -> None:
     assert [metrics["groups_surplus"] for metrics in runs[0].metrics] == [1, 1]
 
 

@@ -26,6 +26,7 @@ from recipe.engines.local.sessions import SessionStore
 from recipe.engines.local.types import GenerateReply, GenerateRequest
 from recipe.engines.local.vocabulary import STOP_ID
 from recipe.errors import RecipeError
+from recipe.events import repeatable
 from recipe.plugins import filters
 from recipe.process import free_port
 from recipe.resolve import load
@@ -221,6 +222,53 @@ def test_a_deterministic_run_keeps_the_groups_that_were_drawn_first(
     assert play(tmp_path, monkeypatch, lambda _: GOOD, act) == [1, 2]
 
 
+def test_one_seed_gives_one_stream_of_events_and_another_seed_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stream(name: str, seed: int) -> bytes:
+        (tmp_path / name).mkdir()
+        script = {1: {"exit_status": "AgentError", "reward": None, "error": "no sandbox"}}
+        play(
+            tmp_path / name,
+            monkeypatch,
+            lambda n: script.get(n, GOOD),
+            generate,
+            seed=seed,
+            deterministic=True,
+        )
+        return repeatable(tmp_path / name)
+
+    first = stream("first", 1)
+    assert first == stream("again", 1)
+    assert first != stream("other", 2)
+
+
+def test_the_surplus_of_a_deterministic_run_plays_to_its_end_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout = play(tmp_path, monkeypatch, lambda _: GOOD, generate, deterministic=True)
+    assert (len(rollout.groups), rollout.surplus) == (2, 1)
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    trials = [event for event in events if event["kind"] == "trial"]
+    samples = rollout.surplus + len(rollout.groups)
+    assert [event["state"] for event in trials] == ["started", "done"] * len(trials[::2])
+    assert [event["trial"] for event in trials[::2]] == [event["trial"] for event in trials[1::2]]
+    assert len(trials[::2]) == samples * len(rollout.groups[0])
+    assert {event["exit_status"] for event in trials[1::2]} == {"Submitted"}
+
+
+def test_no_trial_of_a_deterministic_run_begins_once_it_is_too_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(stage: Stage) -> int:
+        with pytest.raises(RecipeError, match="not complete in time"):
+            await stage.loop.generate(0)
+        return stage.server.arrived
+
+    hang = {"deterministic": True, "rollout_timeout_sec": 1.5}
+    assert play(tmp_path, monkeypatch, lambda _: {"hang": True}, act, **hang) == 1
+
+
 def test_too_many_dropped_groups_end_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = {"exit_status": "AgentError", "reward": None, "error": "no sandbox"}
     with pytest.raises(filters.TooManyDroppedGroupsError, match=r"7 groups in a row.*no sandbox"):
@@ -253,6 +301,33 @@ def test_a_dead_policy_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             await stage.loop.generate(0)
 
     play(tmp_path, monkeypatch, lambda _: {"hang": True}, act)
+
+
+def failing_abort(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail() -> None:
+        raise RecipeError("no flush")
+
+    monkeypatch.setattr(stage.engine, "abort_all", fail)
+
+
+def test_the_first_failure_is_told_when_the_abort_fails_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(stage: Stage) -> None:
+        failing_abort(stage, monkeypatch)
+        with pytest.raises(RecipeError, match="not complete in time"):
+            await stage.loop.generate(0)
+
+    play(tmp_path, monkeypatch, lambda _: {"hang": True}, act, rollout_timeout_sec=1.5)
+
+
+def test_an_abort_that_fails_alone_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(stage: Stage) -> None:
+        failing_abort(stage, monkeypatch)
+        with pytest.raises(RecipeError, match="no flush"):
+            await stage.loop.generate(0)
+
+    play(tmp_path, monkeypatch, lambda n: {"hang": True} if n >= 8 else GOOD, act, n_samples_per_prompt=4)
 
 
 def test_prompts_are_shuffled_by_the_seed_and_each_comes_once_an_epoch() -> None:

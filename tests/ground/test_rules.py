@@ -20,7 +20,7 @@ BROKEN = {
     "its rollout is one optimizer step": ("smoke", "GLOBAL_BATCH_SIZE=16"),
     "both servers run on this machine": ("smoke", "AGENT_SERVER_PORT=9 SESSION_SERVER_PORT=9"),
     "whoever reaches the agent server": ("smoke", "AGENT_SERVER_HOST=0.0.0.0"),
-    "what a terminal shows": ("smoke", "DETERMINISTIC=1 AGENT=terminus-2"),
+    "the prompt of a container's shell": ("smoke", "DETERMINISTIC=1 AGENT=terminus-2 SANDBOX_BACKEND=docker"),
     "the job, the agent server and": ("train-camel", "HEAD_IP="),
     "one pipeline stage a node": ("train-camel", "NUM_NODES=5"),
     "tensor and expert parallelism": ("train-camel", "GPUS_PER_NODE=4"),

@@ -13,6 +13,7 @@ import pytest
 from proofs import left_in, processes_of, wait_until
 from scripted_model import Script, reply, serve
 
+from recipe.harbor import quiet_terminal
 from recipe.harbor.trials import TrialReply, TrialRequest, run_trial
 
 AGENT = "recipe.harbor.terminus2_agent:Terminus2Agent"
@@ -236,6 +237,47 @@ def test_a_flood_of_output_is_bounded_in_the_prompt_and_on_disk(play) -> None:
     assert max(map(len, played.told[1:])) < 12_000
     assert "\n0123456789\nEND\nroot@sandbox:/app#" in played.told[2]
     assert sum(path.stat().st_size for path in played.folder.rglob("*") if path.is_file()) < 1_000_000
+
+
+LATE = [
+    "sleep 1; echo la''te\n",
+    "x=$(sleep 1; echo late); echo $x\n",
+    "for i in 1 2; do sleep 0.5; done; echo la''te\n",
+    "yes 0123456789 | head -n 300000; sleep 1; echo la''te\n",
+]
+
+
+@pytest.mark.parametrize("keystrokes", LATE, ids=["program", "substitution", "loop", "flood"])
+def test_until_it_is_quiet_the_terminal_is_not_looked_at(play, keystrokes: str) -> None:
+    replies = [turn("true\n"), turn(keystrokes, duration=0), DONE]
+    end = "\nlate\nroot@sandbox:/app#\n"
+    assert end in play(*replies, until_quiet=True).told[2]
+    assert end not in play(*replies).told[2]
+
+
+@pytest.mark.parametrize(
+    ("keystrokes", "shown"),
+    [
+        ("echo 'a\nb\n", "echo 'a\n> b\n>\n"),
+        ("read x\n", "read x\n"),
+        ("set -o vi; cat\n", "cat\n"),
+        ("kill -STOP $$\n", "kill -STOP $$\n"),
+    ],
+    ids=["open quote", "builtin", "program", "stopped shell"],
+)
+def test_a_terminal_that_waits_for_more_is_looked_at_all_the_same(
+    play, monkeypatch: pytest.MonkeyPatch, keystrokes: str, shown: str
+) -> None:
+    monkeypatch.setattr(quiet_terminal, "LIMIT_SECONDS", 1)
+    played = play(turn("true\n"), turn(keystrokes, duration=0), DONE, until_quiet=True)
+    assert played.end == ("Submitted", 1), played.reply.error
+    assert shown in played.told[2]
+
+
+def test_a_quiet_terminal_that_the_policy_closes_is_submitted_and_judged(play) -> None:
+    played = play(turn("exit\n"), until_quiet=True)
+    assert played.end == ("Submitted", 1), played.reply.error
+    assert (len(played.requests), played.record[-1]["metrics"]["end"]) == (1, "terminal_closed")
 
 
 def test_a_long_command_arrives_whole_and_special_keys_are_pressed(play) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import recipe
 from recipe.engines.local import checkpoint, model, rendering
+from recipe.engines.local.rollout import request_kwargs
 from recipe.engines.local.session_server import SessionServer
 from recipe.engines.local.sessions import SessionStore
 from recipe.engines.local.types import GenerateReply, GenerateRequest
@@ -139,7 +140,7 @@ async def _trial(
         outcome = await agent.run(
             base_url=session.base_url,
             prompt=row.prompt,
-            request_kwargs={"temperature": 1.0, "max_tokens": settings.max_response_len},
+            request_kwargs=request_kwargs(settings),
             metadata={**row.metadata, "trial_name": f"{row.label}__{name}"},
         )
         trajectory = sessions.store.collect(session.id, settings.max_seq_len)

@@ -1,20 +1,23 @@
 """One rollout: trials of over-sampled groups, filters, the abort of the surplus; semantics of Miles' loop.
 
 Groups are drawn while fewer are in flight than are still needed; the first complete groups that pass the filter
-are kept (in a deterministic run: in the order in which they were drawn); what is still running then is aborted.
+are kept; what is still running then is aborted. In a deterministic run trials run one by one, groups are kept in the
+order in which they were drawn, and the surplus plays to its end: no clock decides what is told of it.
 Unlike Miles' loop it is bounded: the filter's circuit breaker and the rollout's deadline end the job.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Protocol
+from typing import Any, Protocol
 
 from recipe.engines.local.samples import PromptSource, Sample, Status
 from recipe.engines.local.session_server import SessionServer
+from recipe.engines.local.sessions import MAX_SESSIONS
 from recipe.engines.local.types import TurnEngine
 from recipe.errors import RecipeError
 from recipe.plugins import agent, filters, journal, reward
@@ -64,6 +67,8 @@ class RolloutLoop:
         self._source = source
         self._sessions = sessions
         self._engine = engine
+        # One by one, trials also begin and end in the order in which they were drawn.
+        self._at_once = asyncio.Semaphore(1 if settings.deterministic else MAX_SESSIONS)
         self._args = SimpleNamespace(
             **settings.public(), session_server_instance_ids={sessions.port: sessions.instance_id}
         )
@@ -87,7 +92,7 @@ class RolloutLoop:
         finally:
             failure.cancel()
             result.surplus = len(pending)
-            await self._abort(pending)
+            await self._end(pending, sys.exception())
         result.groups.sort(key=lambda group: group[0].index)
         return result
 
@@ -108,6 +113,10 @@ class RolloutLoop:
                 self._decide(task.result(), result)
                 if len(result.groups) == wanted:
                     break
+        surplus = dict(pending) if self._settings.deterministic else {}
+        while surplus:
+            for task in await self._next_done(surplus, failure):
+                del surplus[task]
 
     async def _next_done(
         self, pending: dict[asyncio.Task[Group], None], failure: asyncio.Task[BaseException]
@@ -132,25 +141,26 @@ class RolloutLoop:
         return group
 
     async def _run_sample(self, rollout: int, sample: Sample) -> None:
-        session = self._sessions.store.open(stream=(self._settings.seed, rollout, sample.index))
-        metadata = {
-            **sample.metadata,
-            "trial_name": f"{sample.label}__r{rollout:04d}-s{sample.index:05d}",
-            "max_seq_len": self._settings.max_seq_len,
-            "session_server_id": f"{self._sessions.host}:{self._sessions.port}",
-            "session_server_instance_id": self._sessions.instance_id,
-        }
-        try:
-            outcome = await agent.run(
-                base_url=session.base_url,
-                prompt=sample.prompt,
-                request_kwargs={"temperature": 1.0, "max_tokens": self._settings.max_response_len},
-                metadata=metadata,
-            )
-            sample.take(self._sessions.store.collect(session.id, self._settings.max_seq_len))
-            sample.metadata["accumulated_token_ids"] = self._engine.sequence(session.id)
-        finally:
-            await self._sessions.store.close(session.id)
+        async with self._at_once:
+            session = self._sessions.store.open(stream=(self._settings.seed, rollout, sample.index))
+            metadata = {
+                **sample.metadata,
+                "trial_name": f"{sample.label}__r{rollout:04d}-s{sample.index:05d}",
+                "max_seq_len": self._settings.max_seq_len,
+                "session_server_id": f"{self._sessions.host}:{self._sessions.port}",
+                "session_server_instance_id": self._sessions.instance_id,
+            }
+            try:
+                outcome = await agent.run(
+                    base_url=session.base_url,
+                    prompt=sample.prompt,
+                    request_kwargs=request_kwargs(self._settings),
+                    metadata=metadata,
+                )
+                sample.take(self._sessions.store.collect(session.id, self._settings.max_seq_len))
+                sample.metadata["accumulated_token_ids"] = self._engine.sequence(session.id)
+            finally:
+                await self._sessions.store.close(session.id)
         sample.metadata.update(outcome or {})
         if sample.status is Status.ABORTED and not sample.metadata.get("error"):
             limit = self._settings.max_seq_len
@@ -158,9 +168,21 @@ class RolloutLoop:
         if sample.status is not Status.ABORTED:
             sample.reward = await reward.rm(self._args, sample)
 
+    async def _end(self, pending: dict[asyncio.Task[Group], None], failure: BaseException | None) -> None:
+        """Aborts what is pending. Of two failures the first is told: the other is often its consequence."""
+        try:
+            await self._abort(pending)
+        except Exception as error:
+            if failure is None:
+                raise
+            print(f"after the failure, the abort failed as well: {error}", file=sys.stderr, flush=True)
+
     async def _abort(self, pending: dict[asyncio.Task[Group], None]) -> None:
         if not pending:
             return
+        if self._settings.deterministic:  # those whose turn has not come would begin now
+            for task in pending:
+                task.cancel()
         await self._engine.abort_all()
         await agent.abort(self._args)
         _, hanging = await asyncio.wait(pending, timeout=ABORT_SECONDS)
@@ -171,3 +193,10 @@ class RolloutLoop:
                 found=f"{len(hanging)} of {len(pending)} groups still running",
                 run="look at logs/agent_server.log",
             )
+
+
+def request_kwargs(settings: Settings) -> dict[str, Any]:
+    """What the agent is told about its model calls, and for a deterministic run about its terminal."""
+    asked = {"temperature": 1.0, "max_tokens": settings.max_response_len}
+    quiet = settings.deterministic and settings.agent == "terminus-2"
+    return asked | {"until_quiet": True} if quiet else asked
