@@ -118,7 +118,7 @@ flake-check:  ## check the Nix flake without a network (needs nix: apt-get insta
 	@nix/check.sh
 
 test:  ## run the test suite
-	@$(DEV) pytest
+	@$(DEV) pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint:  ## check style, shell scripts and workflows
 	@$(DEV) sh -c 'ruff check && ruff format --check && shellcheck -x .ci/run nix/*.sh container/checkout.sh && actionlint && zizmor --offline --quiet .github'

@@ -6,6 +6,20 @@ import pytest
 
 from recipe.settings import Settings
 
+# Of a minute or more each: begun first where workers share the tests, none keeps the others waiting in the end.
+LONG = (
+    "test_job.py",
+    "test_launch.py",
+    "test_cluster_life.py",
+    "test_two_hundred_rollouts.py",
+    "test_load.py",
+)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
 
 @pytest.fixture(autouse=True)
 def _environment_without_settings(monkeypatch: pytest.MonkeyPatch) -> None:

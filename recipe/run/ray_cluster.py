@@ -96,6 +96,8 @@ class RayCluster:
 
 def _environment(folder: Path, token: str, metric_port: int) -> dict[str, str]:
     return {
+        # Else Ray starts a worker for each processor before anybody asks for one.
+        "RAY_prestart_worker_first_driver": "0",
         # What multiprocessing and torch leave behind goes with Ray's own files; no name there comes near 107 bytes.
         "TMPDIR": str(folder),
         # Off, Ray binds loopback instead of every interface.

@@ -87,6 +87,8 @@ def start(
         "HOME": str(logs),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token,
+        # Else Ray starts a worker for each processor before anybody asks for one.
+        "RAY_prestart_worker_first_driver": "0",
     }
     process = ProcessGroup.start(f"Ray at {ip}", argv, log=logs / f"{ip}.log", env=env)
     stack.callback(shutil.rmtree, folder, ignore_errors=True)

@@ -23,9 +23,9 @@ def test_a_working_directory_that_is_gone_is_told(tmp_path):
     assert (code, output.splitlines()[0]) == (2, "error: the working directory is gone")
 
 
-def test_a_report_of_a_file_is_refused(tmp_path):
+def test_a_report_of_a_file_is_refused(recipe, tmp_path):
     (tmp_path / "file").touch()
-    code, output = ended("report", str(tmp_path / "file"))
+    code, output = recipe("report", str(tmp_path / "file"))
     assert (code, output.splitlines()[0]) == (2, "error: there is no such run")
 
 
@@ -42,19 +42,19 @@ def test_an_output_that_cannot_show_every_character_is_no_error(tmp_path):
 
 
 @pytest.mark.parametrize("words", [("harbor", "DRY_RUN=1"), ("export", "run", "out", "DRY_RUN=1")])
-def test_a_command_without_a_dry_run_does_nothing_instead(tmp_path, words):
-    code, output = ended(*words, cwd=tmp_path)
+def test_a_command_without_a_dry_run_does_nothing_instead(recipe, empty_folder, words):
+    code, output = recipe(*words)
     assert (code, output.splitlines()[0]) == (2, "error: this command has no dry run")
-    assert list(tmp_path.iterdir()) == []
+    assert list(empty_folder.iterdir()) == []
 
 
-def test_a_file_that_can_not_be_used_is_named_without_a_traceback(tmp_path):
-    (tmp_path / "tasks").mkdir()
-    code, output = ended("train-camel", "--dry-run", "HEAD_IP=a", f"TASKS_DIR={'x' * 300}", cwd=tmp_path)
+def test_a_file_that_can_not_be_used_is_named_without_a_traceback(recipe, empty_folder):
+    (empty_folder / "tasks").mkdir()
+    code, output = recipe("train-camel", "--dry-run", "HEAD_IP=a", f"TASKS_DIR={'x' * 300}")
     assert code == 2
     assert "Traceback" not in output
 
 
-def test_a_contract_without_sources_is_no_success(tmp_path):
-    code, output = ended("contract", f"MILES_DIR={tmp_path}/none")
+def test_a_contract_without_sources_is_no_success(recipe, tmp_path):
+    code, output = recipe("contract", f"MILES_DIR={tmp_path}/none")
     assert (code, output.splitlines()[0]) == (2, "error: there is no Miles to read")

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from recipe.presets import SMOKE
+from recipe.process import ProcessGroup
 
 SECRET = "planted-value-of-a-secret"
 
@@ -275,12 +276,14 @@ def test_a_machine_that_can_run_no_sandbox_refuses_the_start_and_leaves_no_folde
         (["GLOBAL_BATCH_SIZE=3"], "do not go together"),
     ],
 )
-def test_a_refused_start_starts_and_writes_nothing(start, tmp_path, arguments, told):
-    (tmp_path / "used").mkdir()
-    before = sorted(tmp_path.rglob("*"))
-    run = start(SUCCEED, *arguments)
-    code, output = run.end()
+def test_a_refused_start_starts_and_writes_nothing(recipe, empty_folder, monkeypatch, arguments, told):
+    monkeypatch.setattr(tempfile, "tempdir", str(empty_folder))
+    monkeypatch.setattr(ProcessGroup, "start", lambda *_, **__: pytest.fail("something was started"))
+    (empty_folder / "used").mkdir()
+    shutil.copytree(Path(SMOKE["TASKS_DIR"]) / "write-greeting", empty_folder / "tasks" / "write-greeting")
+    before = sorted(empty_folder.rglob("*"))
+    code, output = recipe("smoke", f"RUNS_ROOT={empty_folder}", "RUN_NAME=run", "TASKS_DIR=tasks", *arguments)
     assert code == 2
     assert told in output
     assert "Traceback" not in output
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted(empty_folder.rglob("*")) == before

@@ -50,6 +50,8 @@ def ray_head(log: Path) -> Iterator[tuple[Path, dict[str, int]]]:
         "PATH": path,
         "TMPDIR": str(folder),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        # Else Ray starts a worker for each processor before anybody asks for one.
+        "RAY_prestart_worker_first_driver": "0",
         "HOME": str(log.parent),
     }
     process = ProcessGroup.start("Ray", argv, log=log, env=env)
