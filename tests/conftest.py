@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hypothesis
 import pytest
 
 from recipe.settings import Settings
+
+# A busy machine is no failure.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 # Of a minute or more each: begun first where workers share the tests, none keeps the others waiting in the end.
 LONG = (

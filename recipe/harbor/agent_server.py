@@ -27,7 +27,9 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from harbor.environments.factory import EnvironmentFactory
 from harbor.models.environment_type import EnvironmentType
 from pydantic import BaseModel, Field, ValidationError
@@ -37,6 +39,7 @@ from recipe.harbor.pool import TrialPool, log
 from recipe.harbor.sandbox import probe
 from recipe.harbor.scratch import default_root, sweep
 from recipe.harbor.trials import AGENT_ERROR, TrialReply, TrialRequest, run_trial
+from recipe.untrusted import clean
 
 AGENTS = {
     "camel": "recipe.harbor.camel_agent:CamelAgent",
@@ -136,6 +139,12 @@ def create_app(trials: Trials, pool: TrialPool) -> FastAPI:
 
     app = FastAPI(lifespan=lifespan, openapi_url=None)
 
+    @app.exception_handler(RequestValidationError)
+    async def refuse(_: Request, error: RequestValidationError) -> JSONResponse:
+        # FastAPI's own reply shows the body, of which not everything can be shown: bytes, NaN, half a character.
+        told = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        return JSONResponse({"detail": clean(told)}, 422)
+
     @app.post("/run")
     async def run(body: dict[str, Any]) -> TrialReply:
         try:
@@ -202,6 +211,9 @@ class Server(uvicorn.Server):
 
 async def serve(trials: Trials, *, host: str, port: int, max_concurrent: int, access_log: bool) -> None:
     """Runs until SIGTERM or SIGINT."""
+    # A thread waits for each sandbox that ends; a flush ends them all at once.
+    threads = concurrent.futures.ThreadPoolExecutor(max_concurrent)
+    asyncio.get_running_loop().set_default_executor(threads)
     pool = TrialPool(max_concurrent)
     config = uvicorn.Config(
         create_app(trials, pool),

@@ -17,6 +17,7 @@ from string import Template
 
 from recipe.errors import RecipeError
 from recipe.harbor.sandbox import ENVIRONMENT, WRITABLE
+from recipe.untrusted import open_file
 
 READ_ONLY = (
     "/bin",
@@ -74,9 +75,14 @@ class Build:
 def read_dockerfile(path: Path) -> Build:
     """Raises DockerfileError, which names the line."""
     build = Build(path)
+    try:
+        with open_file(path) as file:
+            content = file.read().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DockerfileError("a Dockerfile can't be read", found=error, where=path) from None
     if path.with_name(".dockerignore").exists():
         raise DockerfileError("the local sandbox does not read .dockerignore", where=path.parent)
-    for index, (number, text) in enumerate(_instructions(path.read_text())):
+    for index, (number, text) in enumerate(_instructions(content)):
         word, rest = (*text.split(None, 1), "")[:2]
         try:
             _follow(build, word.upper(), rest, number, first=index == 0)

@@ -265,49 +265,6 @@ def test_wherever_the_reading_is_cut_and_started_anew_the_events_are_the_same(se
     assert rollouts_of(untimed(found)) == rollouts_of(untimed(expected))
 
 
-PIECES = st.sampled_from(
-    [
-        *lines_of(1),
-        "perf 0: {",
-        "step 0: {'a': " + "-" * 5000 + "1}",
-        "rollout 0: {[1]: 2, **x, 'a': (1).real}",
-    ]
-)
-
-
-@given(st.lists(st.one_of(st.text(), PIECES, st.binary().map(lambda some: some.decode(errors="replace")))))
-def test_no_line_ever_raises(settings, lines):
-    with tempfile.TemporaryDirectory() as folder:
-        run = make_run(Path(folder) / "run")
-        for line in [*lines, *(log_forms.logged("main", "a.py:1", one) for one in lines)]:
-            text = f"{line}\n".encode(errors="replace")
-            for file in (run / "logs/train.log", journal(run), run / "dump_details/events/main.jsonl"):
-                with file.open("ab") as sink:
-                    sink.write(text)
-        Translator(settings, run).new(last=True)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=5,
-)
-NAMES = st.sampled_from(["kind", "rollout", "time", "trial", "state", "phase", "kept", "trials", "reason"])
-KINDS = st.sampled_from(["group", "trial", "phase", "audit", "rollout"])
-
-
-@given(st.lists(st.tuples(KINDS, st.dictionaries(NAMES, JSON))))
-def test_no_line_of_a_journal_ever_raises(settings, told):
-    with tempfile.TemporaryDirectory() as folder:
-        run = make_run(Path(folder) / "run")
-        write(
-            run,
-            lines_of(1),
-            [{"rollout": 0, "kept": True} | fields | {"kind": kind} for kind, fields in told],
-        )
-        Translator(settings, run).new(last=True)
-
-
 def test_hundreds_of_rollouts_are_read_once_and_what_is_new_costs_only_itself(settings, run, monkeypatch):
     taken: list[bytes] = []
     message = events._message

@@ -128,14 +128,12 @@ def _tool_declaration(tools: Sequence[Message]) -> chat.Message:
         parameters = function.get("parameters") or {} if isinstance(function, dict) else None
         if not isinstance(parameters, dict):
             raise UnrenderableMessageError("a tool needs an object as its parameters", found=str(tool)[:200])
-        specifications.append(
-            chat.ToolSpecJson(
-                _text(tool.get("type") or "function"),
-                _text(function.get("name")),
-                _text(function.get("description") or ""),
-                parameters,
-            )
-        )
+        words = (tool.get("type") or "function", function.get("name"), function.get("description") or "")
+        kind, name, description = map(_text, words)
+        try:
+            specifications.append(chat.ToolSpecJson(kind, name, description, parameters))
+        except ValueError as error:  # half a character in them
+            raise UnrenderableMessageError("a tool's parameters can't be rendered", found=error) from error
     return _block(chat.AuthorKind.System, chat.ToolDeclareJson(specifications), "tool_declare")
 
 
@@ -174,7 +172,7 @@ def _structured_call(function: Message) -> chat.StructuredToolCall:
     arguments = function.get("arguments") or {}
     try:
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnrenderableMessageError("a tool call's arguments are not JSON", found=error) from error
     if not isinstance(arguments, dict):
         raise UnrenderableMessageError(
@@ -214,7 +212,7 @@ def _texts(content: object) -> list[str]:
 
 
 def _part_text(part: object) -> str:
-    if isinstance(part, dict) and part.get("type", "text") in {"text", "input_text"}:
+    if isinstance(part, dict) and part.get("type", "text") in ("text", "input_text"):
         part = part.get("text")
     return _text(part)
 

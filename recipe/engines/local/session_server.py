@@ -182,6 +182,9 @@ def _chat_request(body: dict[str, Any]) -> ChatRequest:
                 expected=f"{allowed[0]} or nothing",
                 found=value,
             )
+    # It is sent back, and not all that Python reads is JSON.
+    if not isinstance(body.get("model"), str | None):
+        raise BadChatError("model must be text", found=type(body["model"]).__name__)
     template = body.get("chat_template_kwargs") or {}
     if not isinstance(template, dict):
         raise BadChatError("chat_template_kwargs must be an object", found=type(template).__name__)
