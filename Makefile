@@ -14,7 +14,7 @@ DEV := $(LOCAL) --group dev --
 export MAKE_VARIABLES = $(MAKEOVERRIDES)
 
 GKE_TARGETS := $(addprefix gke-,create credentials scale down clear-sandboxes apply-network-policies status delete tools-image)
-WITH_WORDS := $(GKE_TARGETS) doctor plan status alarms report compare sandboxes dataset export pins-check pins-bump rehearse audit
+WITH_WORDS := $(GKE_TARGETS) doctor plan status alarms report compare sandboxes dataset export pins-check pins-bump audit rehearse bench
 
 .DEFAULT_GOAL := help
 .PHONY: help smoke learn train-camel train-terminus2 doctor plan harbor contract prepare dataset export settings pins-check pins-bump audit flake-check status alarms report compare sandboxes $(GKE_TARGETS) test lint format types bench rehearse
@@ -132,5 +132,5 @@ types:  ## check types
 rehearse:  ## break the local job in every way that is known, one at a time; forty minutes; ARGS='--only NAME'
 	@$(DEV) python -m rehearsal $(ARGS)
 
-bench:  ## compare the local engine's speed with transformers and TRL
-	@$(LOCAL) --group bench -- python -m benchmarks
+bench:  ## compare the local engine's speed with transformers and TRL; what 160 trials at once cost; ARGS='--only NAME'
+	@$(LOCAL) --group bench -- python -m benchmarks $(ARGS)

@@ -20,7 +20,7 @@ from recipe.engines.local.job import OFFLINE, SPEED
 from recipe.errors import RecipeError
 from recipe.given import child_environment
 
-BENCHMARKS = ("generate", "train", "session_calls", "sandboxes", "trials", "memory")
+BENCHMARKS = ("generate", "train", "session_calls", "sandboxes", "trials", "memory", "load", "endurance")
 ENVIRONMENT = {**SPEED, **OFFLINE, "TRL_EXPERIMENTAL_SILENCE": "1"}
 
 

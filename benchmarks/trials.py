@@ -10,7 +10,10 @@ import itertools
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -29,34 +32,44 @@ CONCURRENT = 8
 # Trials one after another, and trials of which CONCURRENT run at once.
 TRIALS, QUICK_TRIALS = (8, 32), (4, 16)
 TURNS = 3
-# A trial takes a fraction of a second; this ends a hang.
-TRIAL_SECONDS = 120.0
+# A trial alone takes a fraction of a second, one of 160 a minute; this ends a hang.
+TRIAL_SECONDS = 600.0
+MAX_SEQ_LEN = 8192
 
 
 def run(*, quick: bool) -> Findings:
     """Seconds of a trial alone, and trials a second with eight at once."""
-    with tempfile.TemporaryDirectory(prefix="inkling-grpo-benchmark-") as folder:
+    with agent_server(CONCURRENT) as (server, _):
+        return asyncio.run(_measure(server, *(QUICK_TRIALS if quick else TRIALS)))
+
+
+@contextmanager
+def agent_server(max_concurrent: int) -> Iterator[tuple[AgentServer, Path]]:
+    """Ours over the smoke tasks and CAMEL; and the folder in which trials/ and its sandboxes' folders are."""
+    with tempfile.TemporaryDirectory(prefix="inkling-grpo-benchmark-") as made:
+        folder = Path(made)
+        folder.chmod(0o755)  # the sandboxes' user has to get through
         server = start_agent_server(
             tasks_dir=Path(recipe.__file__).parent / "tasks" / "smoke",
-            trials_dir=Path(folder) / "trials",
+            trials_dir=folder / "trials",
             agent="camel",
             backend="local",
             host=LOOPBACK,
             port=0,
-            max_concurrent=CONCURRENT,
-            agent_timeout_multiplier=1,
-            log=Path(folder) / "agent_server.log",
-            env=child_environment(),
+            max_concurrent=max_concurrent,
+            agent_timeout_multiplier=10,  # a busy machine is not to end a trial
+            log=folder / "agent_server.log",
+            env=child_environment(TMPDIR=str(folder)),
         )
         try:
-            return asyncio.run(_measure(server, *(QUICK_TRIALS if quick else TRIALS)))
+            yield server, folder
         finally:
             server.stop()
 
 
 async def _measure(server: AgentServer, alone: int, together: int) -> Findings:
     policy = ScriptedPolicy()
-    sessions = SessionServer(SessionStore(policy, max_context=2048))
+    sessions = SessionServer(SessionStore(policy, max_context=MAX_SEQ_LEN))
     await sessions.start(port=0)
     player = Player(server, sessions, policy)
     try:
@@ -88,32 +101,43 @@ class Player:
         self._sessions = sessions
         self._policy = policy
         self._tasks = itertools.cycle(SMOKE_BEHAVIOURS)
-        self._http = httpx.AsyncClient(timeout=TRIAL_SECONDS, trust_env=False)
+        # As the plugins ask: none waits for a connection, and none is sent into one that is just being closed.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._http = httpx.AsyncClient(timeout=TRIAL_SECONDS, limits=limits, trust_env=False)
 
     async def trial(self) -> float:
         """Plays the next task rightly; the seconds from asking to the reply. Raises RecipeError."""
+        start = time.perf_counter()
+        answer = await self.play()
+        if answer.get("reward") != 1:
+            raise RecipeError("a trial went wrong", expected="reward 1", found=answer)
+        return time.perf_counter() - start
+
+    async def play(self, name: str = "", checks: int = 1) -> dict[str, Any]:
+        """The next task's right command, its check so many times, a final message; the answer and its session_id."""
         task = next(self._tasks)
         behaviour = SMOKE_BEHAVIOURS[task]
         session = self._sessions.store.open()
-        turns = camel_turns([behaviour.right, behaviour.check])
+        turns = camel_turns([behaviour.right, *[behaviour.check] * checks])
         self._policy.play(session.id, turns)
-        start = time.perf_counter()
-        answer = await self._http.post(
-            f"{self._url}/run",
-            json={
-                "instance_id": task,
-                "base_url": f"{session.base_url}/v1",
-                "model": "openai/tiny",
-                "sampling_params": {"temperature": 1.0, "max_tokens": 96, "max_iterations": TURNS + 1},
-                "agent_name": "camel",
-                "max_seq_len": 2048,
-            },
-        )
-        seconds = time.perf_counter() - start
+        body = {
+            "instance_id": task,
+            "trial_name": name,
+            "base_url": f"{session.base_url}/v1",
+            "session_server_instance_id": self._sessions.instance_id,
+            "model": "openai/tiny",
+            "sampling_params": {"temperature": 1.0, "max_tokens": 96, "max_iterations": len(turns) + 1},
+            "agent_name": "camel",
+            "max_seq_len": MAX_SEQ_LEN,
+        }
+        answer = await self.post("/run", body)
         await self._sessions.store.close(session.id)
-        if answer.json().get("reward") != 1:
-            raise RecipeError(f"a trial of {task} went wrong", expected="reward 1", found=answer.text)
-        return seconds
+        return answer | {"session_id": session.id}
+
+    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The agent server's answer."""
+        answer: dict[str, Any] = (await self._http.post(f"{self._url}{path}", json=body)).json()
+        return answer
 
     async def close(self) -> None:
         """Closes the connections to the agent server."""

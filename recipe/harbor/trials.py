@@ -110,7 +110,15 @@ async def run_trial(request: TrialRequest) -> TrialReply:
         async def clear(_event: TrialHookEvent) -> None:
             await local.clear_for_verifier(keep_processes=keep_processes)
 
+        async def end_of_cancelled(_event: TrialHookEvent) -> None:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                await local.stop(delete=True)
+
         trial.add_hook(TrialEvent.VERIFICATION_START, clear)
+        # Before Harbor copies files out of it, which takes half of a flush's time.
+        trial.add_hook(TrialEvent.AGENT_END, end_of_cancelled)
+        trial.add_hook(TrialEvent.CANCEL, end_of_cancelled)
     try:
         result = await trial.run()
         disk_full = local is not None and local.disk_full

@@ -44,6 +44,8 @@ class Tracking:
 
     def close(self, *, failed: bool) -> None:
         """Writes what is not yet written, and ends the run there."""
+        if self._board is not None:
+            self._board.close()
         if self._wandb is not None:
             self._wandb.finish(exit_code=int(failed))
 
