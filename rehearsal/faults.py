@@ -224,9 +224,10 @@ FAULTS = (
     Fault("a node's actors gone", "kill -9 of raylet", 1, when=phase("generate"), cause=kill("raylet/raylet")),
     Fault("disk full in RUNS_ROOT", "it is filled to the last byte", 1, "disk is full|No space left",
           prepare=mounts.small("runs"), when=phase("generate"), cause=mounts.fill("runs"), skip=mounts.why_not),
-    # What a sandbox writes is in memory, and Ray's own files are small.
-    Fault("disk full in TMPDIR", "it is filled to the last byte", 0, prepare=mounts.small("t"),
-          when=phase("generate"), cause=mounts.fill("t"), skip=mounts.why_not),
+    # No sandbox can start then: what a started one writes is in memory.
+    Fault("disk full in TMPDIR", "it is filled to the last byte between two rollouts", 1,
+          ALL_DROP + ".*make room where TMPDIR is", prepare=mounts.small("t"), when=phase("train"),
+          cause=mounts.fill("t"), skip=mounts.why_not),
     Fault("run folder removed", "rm -r during a rollout", 1, when=phase("generate"), cause=remove_run_folder),
     Fault("corrupt prompt row", "the second of three rows is cut", 2, "line 2|:2|row 2", prepare=corrupt_row),
     Fault("task deleted", "rm -r of one task during the run", 0, prepare=copy_tasks, when=phase("generate"),

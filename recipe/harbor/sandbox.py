@@ -35,6 +35,7 @@ ENVIRONMENT = {
     "TERM": "xterm",
 }
 START_SECONDS = 30.0  # a start takes some 40 ms; this is for a machine that swaps
+ROOM_BYTES = 1_000_000  # what a sandbox has on disk is a hundredth of it; what it writes is in memory
 STOP_SECONDS = 10.0  # an end takes some 20 ms; the kernel may have gigabytes to free
 KILLALL_SECONDS = 10.0
 OUTPUT_BYTES = 4 << 20  # kept of each stream; the rest is read and dropped
@@ -126,9 +127,17 @@ class Sandbox:
             raise SandboxError(
                 "a sandbox could not be started",
                 found=said or f"{type(error).__name__}: {error}",
-                run="allow unprivileged user namespaces (sysctl user.max_user_namespaces, "
-                "kernel.apparmor_restrict_unprivileged_userns); /usr/bin/python3 must be 3.9 or later",
+                run=self._advice(),
             ) from error
+
+    def _advice(self) -> str:
+        """What most likely has to be done so that sandboxes start."""
+        if shutil.disk_usage(self.root).free < ROOM_BYTES:
+            return f"make room where TMPDIR is: the disk of {self.root} is full"
+        return (
+            "allow unprivileged user namespaces (sysctl user.max_user_namespaces, "
+            "kernel.apparmor_restrict_unprivileged_userns); /usr/bin/python3 must be 3.9 or later"
+        )
 
     def _launch(
         self, drop: list[str], bwrap: Path, scratch: Scratch, channel: Channel, errors: int

@@ -351,6 +351,15 @@ def test_a_failed_start_says_what_bwrap_said(scratch_root: Path, monkeypatch: py
         asyncio.run(Sandbox(root=scratch_root).start())
 
 
+def test_a_failed_start_on_a_full_disk_tells_to_make_room(
+    scratch_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bwrap, "PYTHON", "/usr/bin/no-such-python")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
+    with pytest.raises(SandboxError, match=f"make room.*{scratch_root}"):
+        asyncio.run(Sandbox(root=scratch_root).start())
+
+
 def test_an_old_a_setuid_and_a_missing_bwrap_are_refused_by_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
