@@ -69,7 +69,8 @@ for _name, _help in STARTS.items():
 def _path(text: str) -> Path:
     """An argument that make may have left empty, which Path would take for the working directory."""
     if not text:
-        raise BadInputError("a path is empty", expected="RUN=<a run's folder> OUT=<a new folder>")
+        hint = "make export RUN=runs/NAME OUT=<a new folder>, or recipe attach runs/NAME"
+        raise BadInputError("a path is empty", expected="a folder", run=hint)
     return Path(text)
 
 

@@ -121,8 +121,8 @@ def accepted_findings(accepted: Sequence[Table], lock: Table, today: date) -> It
     locked = {one["name"] for one in lock["package"]}
     for one in accepted:
         name = f"{one.get('id')} of {one.get('package')}, accepted in tools/audit.toml,"
-        if not all(one.get(key) for key in ("id", "package", "reason", "until")):
-            yield f"{name} needs an id, a package, a reason and an until"
+        if not all(one.get(key) for key in ("id", "package", "reason")) or type(one.get("until")) is not date:
+            yield f"{name} needs an id, a package, a reason and an until, a day without quotes"
         elif one["package"] not in locked:
             yield f"{name} is of a package that uv.lock has not"
         elif one["until"] < today:

@@ -114,9 +114,8 @@ def _router(node: Node, _s: Settings) -> str:
 def _start(node: Node, s: Settings) -> str:
     """What the pool of session servers needs to start, from two that were started; and what Miles gives it."""
     told, given = node["session_servers"], 30.0
-    if (
-        "session servers get time to start" not in node["features_lacking"]
-    ):  # since then at least 2 s a server
+    by_pool = "session servers get time to start" not in node["features_lacking"]
+    if by_pool:  # since then at least 2 s a server
         given = max(given, 2.0 * s.session_servers)
     if "error" in told:
         return str(told["error"])

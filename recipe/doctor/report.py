@@ -105,11 +105,14 @@ def _print(results: Sequence[Result], remark: str = "") -> None:
 
 
 def _by_node(results: Sequence[Result], addresses: Sequence[str]) -> Table:
-    columns = [Column(ip, max_width=CELL, no_wrap=True) for ip in addresses]
-    table = Table("check", *columns, box=None, pad_edge=False)
+    # Eight nodes are wider than most terminals: cells are folded, and no name of a check or a node is lost.
+    columns = [Column(ip, overflow="fold") for ip in addresses]
+    table = Table(Column("check", no_wrap=True), *columns, box=None, pad_edge=False)
     for one in results:
         if one.cells:
             told = {ip: Text(text) for ip, text in one.cells.items()}
             told |= {ip: Text(f"* {one.cells[ip]}", "bold red") for ip in one.bad}
+            for text in told.values():
+                text.truncate(CELL, overflow="ellipsis")
             table.add_row(one.check, *(told.get(ip, "") for ip in addresses))
     return table

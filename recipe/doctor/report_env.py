@@ -16,6 +16,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +109,11 @@ def _last_run(manifest: dict[str, Any] | None) -> Iterator[str]:
 def _shareable(whole: str, *settings: dict[str, Any]) -> str:
     """Without what names a secret, a person or a machine, wherever it stands: in a value, a path or an error."""
     secrets: set[str] = set()
-    for file in {".env", str(settings[0]["env_file"])}:
-        with contextlib.suppress(BadInputError):  # which is told
-            found = [*given.environment(NAMES).items(), *given.env_file(file, NAMES, required=False).items()]
-            secrets |= {value for name, (value, _) in found if name in SECRETS}
+    files = {".env", str(settings[0]["env_file"])}
+    reads = [partial(given.env_file, file, NAMES, required=False) for file in files]
+    for read in (partial(given.environment, NAMES), *reads):
+        with contextlib.suppress(BadInputError):  # which is told; what one lacks, another may have
+            secrets |= {value for name, (value, _) in read().items() if name in SECRETS}
     for secret in sorted(secrets, key=len, reverse=True):  # one may begin with another
         whole = whole.replace(secret, "(secret)") if secret else whole
     whole = re.sub(r"(--\S*(?:key|token|secret|password)[= ])\S+", r"\1(secret)", whole, flags=re.IGNORECASE)

@@ -37,11 +37,15 @@ class Target:
         """What the marker lists; None before the end. Raises BadInputError when another model is there."""
         if not os.path.lexists(self.marker):  # unlike exists(), no error in a folder for others
             return None
-        noted = json.loads(read_text(self.marker))
-        if noted["model"] != self.model:
-            raise self.refusal(noted["model"])
-        files: Files | None = noted["files"]
-        return files
+        try:
+            noted = json.loads(read_text(self.marker))
+            model, files = noted["model"], noted["files"] and dict(noted["files"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise self.refusal(f"a damaged {self.marker.name}: {error!r}") from None
+        if model != self.model:
+            raise self.refusal(model)
+        listed: Files | None = files
+        return listed
 
     def refusal(self, found: object) -> BadInputError:
         """Why the directory is not touched."""

@@ -26,8 +26,8 @@ PASSING = ("memory_available_mib", "space", "runs_space", "shared", "nonce")
 TABLES = {"pin": "pins", "data": "prompt_data", "task": "tasks", "version": "packages"}
 WIDTH = 160
 HEADINGS = ("A first", "B first", "A last", "B last", f"A last {LAST}", f"B last {LAST}", "B - A")
-# Of the names that differ, as much stands in one line: the longest setting has fewer letters.
-NAME_WIDTH = 30
+# Of the names that differ, as much stands in one line: the longest setting has as many letters.
+NAME_WIDTH = 34
 
 Difference = tuple[str, str, str, str]  # kind, name, the first run's value, the second's
 Row = tuple[str, list[float]]  # a metric's title, and its numbers as in HEADINGS

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from doctor.node_facts import nodes, settings_of
+from rich.console import Console
 
 from recipe.doctor import checks
 from recipe.doctor import report as doctor
@@ -113,6 +114,15 @@ def test_the_cells_that_differ_are_marked_by_node(capsys):
     )
     assert header.split() == ["check", *(f"10.0.0.{number}" for number in range(1, 9))]
     assert cuda.split() == ["CUDA", *["12.9.1"] * 7, "*", "12.8.0"]
+
+
+def test_in_a_narrow_terminal_no_check_and_no_node_loses_its_name(capsys):
+    told = judge(nodes(), settings_of(), ["imported SGLang"])
+    Console(width=80).print(doctor._by_node(told, list(told[0].cells)))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert any(line[:2] == ["imported", "SGLang"] for line in lines)
+    names = zip(*(line[-8:] for line in lines if line[-1][0].isdigit()), strict=True)
+    assert ["".join(parts) for parts in names] == [f"10.0.0.{number}" for number in range(1, 9)]
 
 
 def test_names_are_told_apart():

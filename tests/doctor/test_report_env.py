@@ -138,6 +138,16 @@ def test_settings_that_cannot_be_resolved_are_told_without_their_value(machine, 
     assert any(problem in shared for problem in ("has a bad value", "is not a setting"))
 
 
+def test_an_env_file_that_cannot_be_read_leaves_no_key_of_the_environment_in_the_text(machine):
+    Path(".env").write_text("NO_SUCH=1\n")
+    with pytest.raises(BadInputError) as refused:
+        load_sources()
+    Path("runs").symlink_to(machine / "runs")
+    shared = report_env.text(refused.value)
+    assert "planted" not in shared
+    assert "(secret) refused" in shared
+
+
 def test_the_query_of_an_address_is_hidden(machine):
     shared = report_env.text(load_sources(["EXTRA_ARGS=--hub https://hub.example.org/x?sig=planted#planted"]))
     assert "https://hub.example.org/x?(hidden)" in shared

@@ -379,6 +379,16 @@ def test_a_half_written_or_damaged_conversion_of_others_is_left_alone(machine: M
         machine.prepare()
 
 
+@pytest.mark.parametrize("content", ["", "[]", '{"model": "m"}', '{"model": "m", "files": 5}'])
+def test_a_damaged_marker_is_told_and_its_folder_left_alone(machine: Machine, content: str) -> None:
+    machine.prepare()
+    (machine.converted / ".prepare/files.json").write_text(content)
+    with pytest.raises(BadInputError, match="holds something else") as refused:
+        machine.prepare()
+    assert "a damaged files.json" in refused.value.facts["found"]
+    assert (machine.converted / "release").is_dir()
+
+
 def test_a_conversion_that_was_interrupted_at_its_very_end_counts(machine: Machine) -> None:
     machine.prepare()
     marker = machine.converted / ".prepare/files.json"

@@ -119,6 +119,7 @@ def test_what_was_accepted_has_an_end_and_a_package() -> None:
     assert "looked at again by 2029-12-31" in found(until=date(2029, 12, 31))[0]
     assert "of a package that uv.lock has not" in found(package="gone")[0]
     assert "needs an id" in found(reason="")[0]
+    assert "a day without quotes" in found(until="2030-01-01")[0]
 
 
 @pytest.fixture
