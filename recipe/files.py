@@ -11,10 +11,13 @@ from recipe.errors import BadInputError, RecipeError
 
 def read_text(path: Path) -> str:
     """The text of a file. Raises BadInputError when it is not there, not readable or not UTF-8."""
+    found: object = "a pipe"
     try:
-        return path.read_text(encoding="utf-8")
+        if not path.is_fifo():  # which would be waited for
+            return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInputError("a file can't be read", expected="UTF-8 text", found=error, where=path) from None
+        found = error
+    raise BadInputError("a file can't be read", expected="UTF-8 text", found=found, where=path)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -37,8 +37,9 @@ def main() -> int:
     if unknown:
         parser.error(f"no such fault: {', '.join(sorted(unknown))}; --list prints them")
     if options.list:
+        width = max(len(fault.name) for fault in chosen)
         for fault in chosen:
-            print(f"{fault.name:<28}{fault.how}; exit code {fault.code}")
+            print(f"{fault.name:<{width}}  {fault.how}; exit code {fault.code}")
         return 0
     return _rehearse(chosen * options.times, Console())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -16,6 +17,7 @@ from recipe.doctor.results import Result, UnaskedError, failed, guarded, require
 from recipe.errors import BadInputError, RecipeError
 from recipe.harbor import backends
 from recipe.process import LOOPBACK, free_port, port_is_free
+from recipe.resolve import NOT_NEEDED
 from recipe.run.folder import existing_part
 from recipe.settings import Settings
 from recipe.tasks.prompts import Row, agent_timeout_sec, build_rows, check_tasks_exist, read_prompt_data
@@ -57,6 +59,9 @@ class Prompts:
     def usable(self) -> list[Row]:
         """The same, all of whose tasks can be used. Raises BadInputError."""
         settings = self._settings
+        if settings.source("tasks_dir") == NOT_NEEDED:
+            meaning = Settings.model_fields["tasks_dir"].description
+            raise BadInputError("TASKS_DIR is not set", expected=meaning)
         if not settings.tasks_dir.is_dir():
             raise BadInputError("the folder of TASKS_DIR is missing", found=settings.tasks_dir)
         if not settings.builds_prompt_data:
@@ -99,11 +104,12 @@ def run_folder_is_new(settings: Settings, _prompts: Prompts) -> Iterator[BadInpu
 
 
 def runs_root_is_a_folder(settings: Settings, _prompts: Prompts) -> Iterator[BadInputError]:
-    existing = existing_part(settings.runs_root)
-    if not existing.is_dir():
-        yield BadInputError(
-            "RUNS_ROOT can't be a folder", found=f"{existing} is a file", where=settings.runs_root
-        )
+    root = settings.runs_root
+    # A link to nothing is in the way as well.
+    there = next(part for part in (root, *root.parents) if os.path.lexists(part))
+    if not there.is_dir():
+        kind = "a link that leads nowhere" if there.is_symlink() and not there.exists() else "a file"
+        yield BadInputError("RUNS_ROOT can't be a folder", found=f"{there} is {kind}", where=root)
 
 
 def deadlines(settings: Settings, prompts: Prompts) -> Iterator[BadInputError]:
@@ -312,17 +318,20 @@ def check(settings: Settings, skip: Collection[str] = ()) -> list[Row]:
 
 
 def check_input(settings: Settings) -> None:
-    """The checks of what was given, which hold on any machine. Raises BadInputError with all that was found."""
+    """The checks of what was given, which hold on any machine, but those of SKIP_CHECKS.
+
+    Raises BadInputError with all that was found.
+    """
     require(_look_at("input", settings))
 
 
 def here(settings: Settings) -> list[RecipeError]:
-    """What on this machine would refuse a start."""
+    """What on this machine would refuse a start, with the checks of SKIP_CHECKS left out as there."""
     return [error for result in _look_at("here", settings) for error in result.errors]
 
 
 def _look_at(place: str, settings: Settings) -> list[Result]:
-    return look(settings, [one.name for one in CHECKS if one.place == place])
+    return look(settings, [one.name for one in CHECKS if one.place == place], settings.skipped_checks)
 
 
 def _gib(size: int) -> str:

@@ -18,7 +18,7 @@ from recipe.resolve import restore
 from recipe.settings import Settings
 from recipe.untrusted import size
 from recipe.watch.curves import mean
-from recipe.watch.history import History, manifest_of, read, settings_of
+from recipe.watch.history import History, manifest_of, read, require_run, settings_of
 from recipe.watch.metrics import figure as shown
 
 Node = dict[str, Any]
@@ -34,7 +34,7 @@ def report(
     """
     nodes = _nodes(nodes_json) if nodes_json else []
     if run:
-        settings = restored(run)
+        settings = restored(require_run(run))
         nodes = nodes or [node for node in manifest_of(run).get("nodes", ()) if _is_node(node)]
     plan = build(settings, assume)
     plan.findings += lacking(plan, nodes)

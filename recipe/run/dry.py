@@ -8,6 +8,8 @@ from rich.console import Console
 
 from recipe import rules
 from recipe.doctor import checks
+from recipe.doctor.report import NAMES
+from recipe.doctor.results import require_known
 from recipe.job import Job
 from recipe.run.engine import engine_job
 from recipe.run.folder import RunFolder
@@ -18,6 +20,7 @@ from recipe.settings_tables import resolved
 def show_plan(settings: Settings, console: Console, *, as_json: bool = False) -> None:
     """Prints the plan, and what on this machine would refuse a start. Raises BadInputError for bad input."""
     rules.check(settings)
+    require_known(settings.skipped_checks, NAMES)
     checks.check_input(settings)
     port = settings.agent_server_port or "<a free port>"
     url = settings.agent_server_url or f"http://{settings.agent_server_host}:{port}"

@@ -36,7 +36,10 @@ def fetch(repository: str, revision: str, output: Path) -> dict[str, Any]:
         there = fetched(output) or {}
         if source.items() <= there.items():
             return there
-        raise BadInputError("it is in use", expected="a new folder", found=there or "another", where=output)
+        found = there or "no such tasks"
+        raise BadInputError(
+            "the folder for the tasks is there already", expected="a new one", found=found, where=output
+        )
     require_folder(output.parent, "the folder for the tasks")
     partial = output.with_name(f".{output.name}.{revision}.partial")
     try:

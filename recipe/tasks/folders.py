@@ -123,7 +123,7 @@ def read_verbatim(path: Path) -> str:
     """A file's text with its line ends and its byte order mark. Raises BadInputError when it is no UTF-8 text."""
     try:
         if not path.is_file():  # a pipe would be waited for
-            raise FileNotFoundError("no such file")
+            raise FileNotFoundError("it is no regular file" if path.exists() else "no such file")
         return path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         problem = f"{path.name} could not be read"

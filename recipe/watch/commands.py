@@ -75,14 +75,18 @@ def report(run: RunArgument = "") -> None:
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="RUN_A", help="A run's folder.")],
-    second: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another run's.")],
+    first: Annotated[str, typer.Argument(metavar="RUN_A", help="A run's folder.")],
+    second: Annotated[str, typer.Argument(metavar="RUN_B", help="Another run's.")],
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as a page too.")] = None,
 ) -> None:
     """Show what differs between two runs: pins, settings, data, nodes, versions, and their curves."""
     from recipe.watch.compare import show
 
-    show((require_run(first), require_run(second)), Console(), html)
+    if not (first and second):  # what make has no value for is empty, and would be the working directory
+        raise BadInputError(
+            "a run's folder is missing", expected="two", run="make compare RUN=runs/A OTHER=runs/B"
+        )
+    show((_folder(first), _folder(second)), Console(), html)
 
 
 def _folder(run: str) -> Path:
@@ -91,7 +95,7 @@ def _folder(run: str) -> Path:
     if not run:
         return latest_run(roots)
     # A path, or the name of a run in RUNS_ROOT.
-    return require_run(Path(run) if Path(run).exists() else roots / run)
+    return require_run(Path(run) if "/" in run or Path(run).exists() else roots / run)
 
 
 def _print_json(found: object) -> None:

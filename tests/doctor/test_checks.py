@@ -15,7 +15,7 @@ import pytest
 from recipe.doctor import checks
 from recipe.errors import BadInputError
 from recipe.process import LOOPBACK
-from recipe.resolve import load
+from recipe.resolve import load, load_sources
 from recipe.tasks.prompts import agent_timeout_sec, build_rows, write_prompt_data
 
 
@@ -148,6 +148,23 @@ def test_runs_root_that_is_a_file_is_found(empty_folder):
     for root in ("file", "file/below"):
         (finding,) = found("runs root", settings_of(f"RUNS_ROOT={root}"))
         assert "file is a file" in str(finding)
+
+
+def test_runs_root_that_is_a_link_to_nothing_is_found(empty_folder):
+    (empty_folder / "loop").symlink_to("loop")
+    (empty_folder / "gone").symlink_to("nowhere")
+    for root in ("loop", "gone", "gone/below"):
+        (finding,) = found("runs root", settings_of(f"RUNS_ROOT={root}"))
+        assert "leads nowhere" in str(finding)
+    (empty_folder / "there").mkdir()
+    (empty_folder / "link").symlink_to("there")
+    assert found("runs root", settings_of("RUNS_ROOT=link/runs")) == []
+
+
+def test_tasks_that_were_not_given_are_not_looked_for_in_the_working_directory(empty_folder):
+    (empty_folder / "docs").mkdir()
+    (finding,) = found("tasks", load_sources())
+    assert finding.problem == "TASKS_DIR is not set"
 
 
 def test_a_temporary_folder_too_deep_for_sockets_is_found(monkeypatch, empty_folder):

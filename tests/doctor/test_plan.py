@@ -232,6 +232,17 @@ def test_a_run_that_recorded_no_settings_is_refused(empty_folder, manifest):
         plan_report.report(load_sources(), Console(quiet=True), run=empty_folder)
 
 
+def test_a_run_that_is_not_there_is_refused(empty_folder):
+    with pytest.raises(BadInputError, match="there is no such run"):
+        plan_report.report(load_sources(), Console(quiet=True), run=empty_folder / "none")
+
+
+def test_nodes_from_a_pipe_are_refused_and_not_waited_for(empty_folder):
+    os.mkfifo(empty_folder / "pipe")
+    with pytest.raises(BadInputError, match="a file can't be read"):
+        plan_report.report(load_sources(), Console(quiet=True), nodes_json=empty_folder / "pipe")
+
+
 def test_only_the_files_of_a_trial_have_a_size(tmp_path, monkeypatch):
     (tmp_path / "log").write_bytes(bytes(100))
     (tmp_path / "gone").write_bytes(bytes(100))

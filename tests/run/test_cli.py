@@ -58,3 +58,18 @@ def test_a_file_that_can_not_be_used_is_named_without_a_traceback(recipe, empty_
 def test_a_contract_without_sources_is_no_success(recipe, tmp_path):
     code, output = recipe("contract", f"MILES_DIR={tmp_path}/none")
     assert (code, output.splitlines()[0]) == (2, "error: there is no Miles to read")
+
+
+def test_a_comparison_needs_two_runs(recipe, empty_folder):
+    code, output = recipe("compare", "", "")
+    assert (code, output.splitlines()[0]) == (2, "error: a run's folder is missing")
+    code, output = recipe("compare", "runs/a", "runs/b")
+    assert (code, output.splitlines()[-1].split()) == (2, ["found", "runs/a"])
+
+
+def test_a_dry_run_leaves_out_what_the_start_would(recipe, empty_folder):
+    code, output = recipe("smoke", "--dry-run", "SKIP_CHECKS=disk,no such check")
+    assert (code, output.splitlines()[0]) == (2, "error: there is no such check")
+    words = ("smoke", "--dry-run", "LOAD_DIR=missing")
+    assert "LOAD_DIR holds no checkpoints" in recipe(*words)[1]
+    assert "LOAD_DIR holds no checkpoints" not in recipe(*words, "SKIP_CHECKS=weights")[1]

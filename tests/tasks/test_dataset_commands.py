@@ -160,4 +160,4 @@ def test_what_can_be_no_dataset_s_name_is_refused(empty_folder: Path, repository
     Path("loop").symlink_to("loop")
     in_use = dataset("fetch", "loop", "--revision", "a" * 40).exception
     assert isinstance(in_use, BadInputError)
-    assert in_use.facts["found"] == "another"
+    assert in_use.facts["found"] == "no such tasks"

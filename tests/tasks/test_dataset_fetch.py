@@ -101,7 +101,7 @@ def test_a_second_call_downloads_nothing_and_other_tasks_need_another_folder(hub
     again = fetch(hub, tmp_path / "tasks")
     assert (again.returncode, hub.served) == (0, [])
     for name, path in (("tasks", tmp_path / "tasks"), ("other", tmp_path)):
-        with pytest.raises(BadInputError, match="it is in use"):
+        with pytest.raises(BadInputError, match="is there already"):
             fetch_here(f"someone/{name}", "f" * 40, path)
     assert task_names(tmp_path / "tasks") == ["one", "one__b1", "two"]
 
