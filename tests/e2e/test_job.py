@@ -34,7 +34,7 @@ SHAPE = [
     "SAVE_INTERVAL=1",
     f"CACHE_DIR={ROOT / '.cache'}",
 ]
-# A job of this shape takes under a minute, and one or three more when the warm start is built first; busy machines more.
+# A job takes under a minute, and one or three more when the warm start is built first; on a busy machine more.
 JOB_SECONDS = 900
 
 
