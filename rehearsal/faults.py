@@ -50,8 +50,8 @@ def trial_started(event: Event) -> bool:
     return event["kind"] == "trial" and event["state"] == "started" and event["rollout"] is not None
 
 
-def kill(word: str, number: int = signal.SIGKILL) -> Cause:
-    """Signals the newest of the job's processes that has `word` in its command line; waits until there is one."""
+def kill(word: str, number: int = signal.SIGKILL, *, every: bool = False) -> Cause:
+    """Signals the newest, or every one, of the job's processes with `word` in their command line; waits for one."""
 
     def cause(job: Job) -> None:
         deadline = time.monotonic() + 20
@@ -59,7 +59,9 @@ def kill(word: str, number: int = signal.SIGKILL) -> Cause:
             if job.code is not None or time.monotonic() > deadline:
                 raise LookupError(f"the job has no process with {word!r}")
             time.sleep(0.02)
-        os.kill(pids[-1], number)
+        for pid in pids if every else pids[-1:]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     return cause
 
@@ -199,9 +201,9 @@ ALL_DROP = r"6 groups in a row were dropped"
 FAULTS = (
     Fault("sandbox dies mid-turn", "kill -9 of a sandbox's first process", 0, when=trial_started,
           cause=kill("bwrap"), check=some_trial_failed),
-    Fault("sandbox dies in the warm start", "the same, of a scripted trial", 1, "a scripted trial of .* went wrong",
+    Fault("sandbox dies in the warm start", "the same, of all scripted trials of a moment", 1, "a scripted trial of .* went wrong",
           prepare=lambda job: job.settings.append(f"CACHE_DIR={job.root / 'cache'}"), when=lesson_started,
-          cause=kill("bwrap")),
+          cause=kill("bwrap", every=True)),
     Fault("verifier writes nothing", "one task's test.sh is `true`", 0, prepare=copy_tasks, when=phase("generate"),
           cause=one_verifier("true")),
     Fault("verifier writes NaN", "every test.sh writes nan", 1, ALL_DROP, prepare=copy_tasks, when=phase("generate"),
