@@ -201,7 +201,8 @@ ALL_DROP = r"6 groups in a row were dropped"
 FAULTS = (
     Fault("sandbox dies mid-turn", "kill -9 of a sandbox's first process", 0, when=trial_started,
           cause=kill("bwrap"), check=some_trial_failed),
-    Fault("sandbox dies in the warm start", "the same, of all scripted trials of a moment", 1, "a scripted trial of .* went wrong",
+    Fault("sandbox dies in the warm start", "the same, of all scripted trials of a moment", 1,
+          "a scripted trial of .* went wrong",
           prepare=lambda job: job.settings.append(f"CACHE_DIR={job.root / 'cache'}"), when=lesson_started,
           cause=kill("bwrap", every=True)),
     Fault("verifier writes nothing", "one task's test.sh is `true`", 0, prepare=copy_tasks, when=phase("generate"),
