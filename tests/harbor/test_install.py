@@ -180,12 +180,13 @@ def test_a_backend_with_an_extra_of_its_own_is_added_without_losing_the_others(h
 
 
 INSTALL = """
-import sys
+import signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from standin.harbor_checkout import pins_of, settings_of
 from recipe.harbor.install import install
 folder = Path(sys.argv[2])
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
 install(settings_of(folder), pins_of(folder / "repository", sys.argv[3]), print)
 """
 
