@@ -83,6 +83,11 @@ def settings(*words: str) -> Cause:
     return lambda job: job.settings.extend(words)
 
 
+def cold(job: Job) -> None:
+    """The job has an empty cache, so that it begins with its warm start."""
+    job.settings.append(f"CACHE_DIR={job.root / 'cache'}")
+
+
 def copy_tasks(job: Job) -> None:
     """The job uses a copy of the tasks, which a fault may spoil."""
     assert job.tasks.is_dir()
@@ -203,8 +208,7 @@ FAULTS = (
           cause=kill("bwrap"), check=some_trial_failed),
     Fault("sandbox dies in the warm start", "the same, of all scripted trials of a moment", 1,
           "a scripted trial of .* went wrong",
-          prepare=lambda job: job.settings.append(f"CACHE_DIR={job.root / 'cache'}"), when=lesson_started,
-          cause=kill("bwrap", every=True)),
+          prepare=cold, when=lesson_started, cause=kill("bwrap", every=True)),
     Fault("verifier writes nothing", "one task's test.sh is `true`", 0, prepare=copy_tasks, when=phase("generate"),
           cause=one_verifier("true")),
     Fault("verifier writes NaN", "every test.sh writes nan", 1, ALL_DROP, prepare=copy_tasks, when=phase("generate"),
@@ -253,8 +257,9 @@ FAULTS = (
     Fault("checkpoint cut", "LOAD_DIR's weights are cut at a random byte", 2, "not complete", prepare=cut_checkpoint),
     *(
         Fault(f"{name} in {at}", f"to the launcher when {at} begins", code, when=phase(at, rollout),
-              cause=launcher(number))
-        for at, rollout in (("start", None), ("update_weights", 0), ("generate", 1), ("train", 1), ("save", 1))
+              prepare=cold if at == "warm_start" else None, cause=launcher(number))
+        for at, rollout in (("start", None), ("warm_start", None), ("update_weights", 0), ("generate", 1),
+                            ("train", 1), ("save", 1))
         for name, number, code in (("Ctrl-C", signal.SIGINT, 130), ("SIGTERM", signal.SIGTERM, 130),
                                    ("SIGKILL", signal.SIGKILL, -9))
     ),

@@ -18,7 +18,7 @@ from rehearsal import job as jobs
 from rehearsal.__main__ import try_fault
 from rehearsal.aftermath import wrong
 from rehearsal.faults import FAULTS, Fault
-from rehearsal.job import PLANTED, Job
+from rehearsal.job import PLANTED, ROOT, Job
 
 SAYS = "the disk is full"
 
@@ -122,3 +122,7 @@ def test_a_job_that_ends_before_its_fault_is_told():
 
 def test_every_fault_has_a_name_of_its_own():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) > 35
+
+
+def test_the_readme_knows_how_many_faults_there_are():
+    assert f"in {len(FAULTS)} ways" in (ROOT / "README.md").read_text()
