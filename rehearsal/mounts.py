@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 
 from rehearsal.job import Job
 
 # What the doctor asks for, and a little more.
 MEGABYTES = 1100
+FILL_SECONDS = 0.01  # sooner than a sandbox starts
 
 
 def small(name: str) -> Callable[[Job], None]:
@@ -27,15 +31,29 @@ def small(name: str) -> Callable[[Job], None]:
 
 
 def fill(name: str) -> Callable[[Job], None]:
-    """Fills the folder `name` to the last byte."""
+    """Fills the folder `name` to the last byte, and again whatever is freed there, until the job has ended."""
 
     def cause(job: Job) -> None:
         job.notes["full"] = job.root / name / "full"
-        with suppress(OSError), (job.root / name / "full").open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(1_000_000))
+        file = job.closing.enter_context(job.notes["full"].open("wb", buffering=0))
+        _to_the_last_byte(file)
+        thread = Thread(target=_keep_full, args=(job, file))
+        thread.start()
+        job.closing.callback(thread.join)
 
     return cause
+
+
+def _keep_full(job: Job, file: FileIO) -> None:
+    while job.code is None:
+        _to_the_last_byte(file)
+        time.sleep(FILL_SECONDS)
+
+
+def _to_the_last_byte(file: FileIO) -> None:
+    with suppress(OSError):
+        while True:
+            file.write(bytes(1_000_000))
 
 
 def why_not() -> str | None:
