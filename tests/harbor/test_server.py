@@ -149,11 +149,11 @@ def test_an_interruption_of_the_start_ends_the_server(start: Start) -> None:
 
 
 def test_a_stop_flushes_the_trials_and_then_ends_the_whole_group(start: Start) -> None:
-    server = start({"child": ["sleep", "777500"]})
-    wait_until(lambda: processes_of("sleep 777500"))
+    server = start({"child": ["sleep", "778500"]})
+    wait_until(lambda: processes_of("sleep 778500"))
     server.stop()
     assert start.recorded[1:] == [{"path": "/flush_all", "body": FLUSH}]
-    assert not processes_of("sleep 777500")
+    assert not processes_of("sleep 778500")
     assert not start.said
 
 
@@ -180,15 +180,15 @@ def test_a_flush_that_fails_is_said_and_the_group_ends_all_the_same(
 ) -> None:
     monkeypatch.setattr(module, "CALL_SECONDS", 0.5)
     monkeypatch.setattr(module, "STOP_SECONDS", 0.5)
-    server = start({**behaviour, "child": ["sleep", "777600"]})
-    wait_until(lambda: processes_of("sleep 777600"))
+    server = start({**behaviour, "child": ["sleep", "778600"]})
+    wait_until(lambda: processes_of("sleep 778600"))
     if before:
         before(server)
     server.stop()
     assert "the agent server did not flush" in start.said[0]
     assert said in start.said[0]
     assert not server.alive
-    assert not processes_of("sleep 777600")
+    assert not processes_of("sleep 778600")
 
 
 def test_a_death_is_told_with_the_end_of_the_log(start: Start) -> None:
