@@ -49,8 +49,12 @@ class EventLog:
 
     def append(self, event: Event) -> None:
         """Appends an event as it is, but for a number that is none: others than Python read null only."""
-        finite = json.loads(json.dumps(event, default=_plain), parse_constant=lambda _name: None)
-        self._file.write(json.dumps(finite).encode() + b"\n")
+        try:
+            line = json.dumps(event, default=_plain, allow_nan=False)
+        except ValueError:
+            finite = json.loads(json.dumps(event, default=_plain), parse_constant=lambda _name: None)
+            line = json.dumps(finite)
+        self._file.write(line.encode() + b"\n")
 
 
 class Tail:

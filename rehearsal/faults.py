@@ -46,8 +46,17 @@ def phase(name: str, rollout: int | None = 0) -> When:
 
 
 def trial_started(event: Event) -> bool:
-    """When some trial of the policy has been posted to the agent server; those of the warm start are no rollout's."""
-    return event["kind"] == "trial" and event["state"] == "started" and event["rollout"] is not None
+    """When some trial of the policy has been posted to the agent server."""
+    return _posted(event) and event["rollout"] is not None
+
+
+def lesson_started(event: Event) -> bool:
+    """When some scripted trial of the warm start, which is no rollout's, has been posted."""
+    return _posted(event) and event["rollout"] is None
+
+
+def _posted(event: Event) -> bool:
+    return event["kind"] == "trial" and bool(event["state"] == "started")
 
 
 def kill(word: str, number: int = signal.SIGKILL, *, every: bool = False) -> Cause:
@@ -72,11 +81,6 @@ def launcher(number: int) -> Cause:
         job.process.send_signal(number)
 
     return cause
-
-
-def lesson_started(event: Event) -> bool:
-    """When some scripted trial of the warm start has been posted."""
-    return event["kind"] == "trial" and event["state"] == "started" and event["rollout"] is None
 
 
 def settings(*words: str) -> Cause:

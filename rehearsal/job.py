@@ -38,13 +38,9 @@ SHAPE = (
     "ROLLOUT_TIMEOUT_SEC=400",
     "MAX_DROPPED_GROUPS=6",
 )
-# Secrets of the forms that their checks take, looked for afterwards. Weights & Biases' would have the job ask for it.
 PLANT = "PLANTED"
-PLANTED = {
-    name.upper(): f"{PLANT}{name.replace('_', '')}".ljust(40, "0")
-    for name in SECRETS
-    if name != "wandb_api_key"
-}
+# Secrets of the forms that their checks take, else a command would stop at the first of them.
+PLANTED = {name.upper(): f"{PLANT}{name.replace('_', '')}".ljust(40, "0") for name in SECRETS}
 # A job takes half a minute alone on two cores, the warm start as much; this is for a busy machine.
 JOB_SECONDS = 900.0
 # After SIGKILL of the launcher, each part notices by itself that it is alone.
@@ -104,7 +100,10 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                env=child_environment(TMPDIR=str(self.temporary), **PLANTED, **self.environment),
+                # With a key of Weights & Biases the job would ask for it.
+                env=child_environment(
+                    **PLANTED | {"WANDB_API_KEY": "", "TMPDIR": str(self.temporary)} | self.environment
+                ),
                 start_new_session=True,
             )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.settings import SECRETS
+from rehearsal.job import PLANTED
 
 PROJECT = Path(__file__).parents[2]
 CLUSTER = ["HEAD_IP=127.0.0.1", f"TASKS_DIR={PROJECT}/recipe/tasks/smoke"]
@@ -40,11 +40,9 @@ COMMANDS = [
 @pytest.mark.parametrize("way", ["environment", "file"])
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_no_command_tells_a_secret(recipe, command, way, tmp_path, monkeypatch, caplog):
-    # Of the forms that their checks take, else a command would stop at the first of them.
-    planted = {name.upper(): f"PLANTED{name.replace('_', '')}".ljust(40, "0") for name in SECRETS}
-    lines = "".join(f"{name}={value}\n" for name, value in planted.items())
+    lines = "".join(f"{name}={value}\n" for name, value in PLANTED.items())
     (tmp_path / ".env").write_text(lines if way == "file" else "")
-    for name, value in (planted if way == "environment" else {}).items():
+    for name, value in (PLANTED if way == "environment" else {}).items():
         monkeypatch.setenv(name, value)
     # For the programs that a command starts.
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
