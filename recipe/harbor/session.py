@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import time
@@ -19,7 +20,7 @@ from recipe.errors import RecipeError
 FILE = "session"  # of a sandbox's scratch folder: the session's number
 # The number is on disk before bwrap runs: there is no moment at which its starter's death would lose it.
 RECORD = 'echo $$ > "$0" && exec "$@"'
-POLL_SECONDS = 0.002  # an end takes some 20 ms
+POLL_SECONDS = 0.002
 KILL_SECONDS = 10.0  # as long as the kernel may take to end a killed process
 
 
@@ -33,17 +34,20 @@ def end(leader: subprocess.Popen[bytes], kills: Sequence[Callable[[], None]], se
 
     Then kills what is left of its process group. `leader` must not have been waited for.
     """
-    for kill in (lambda: None, *kills):
-        with contextlib.suppress(ProcessLookupError):
-            kill()
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            # Not reaped yet, the leader keeps the group's number from being anyone else's.
-            if os.waitid(os.P_PID, leader.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+    # Threads that look every few milliseconds, one for each sandbox of a flush, would hold up the event loop.
+    ended, poll = os.pidfd_open(leader.pid), select.poll()
+    poll.register(ended, select.POLLIN)
+    try:
+        for kill in (lambda: None, *kills):
+            with contextlib.suppress(ProcessLookupError):
+                kill()
+            if poll.poll(seconds * 1e3):
+                # Not reaped yet, the leader keeps the group's number from being anyone else's.
                 os.killpg(leader.pid, signal.SIGKILL)
                 leader.wait()
                 return True
-            time.sleep(POLL_SECONDS)
+    finally:
+        os.close(ended)
     return False
 
 

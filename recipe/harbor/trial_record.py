@@ -5,6 +5,7 @@ Metrics go into the trial's result (`AgentContext.metadata`), the conversation i
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -55,6 +56,9 @@ class TrialRecord:
             )
         finally:
             self._trajectory.close()
+        if kind is asyncio.CancelledError:
+            # Harbor writes a cancelled trial's trace twice; the deep one of a model call took half of a flush's time.
+            raise asyncio.CancelledError from None
 
     @property
     def ended(self) -> bool:
