@@ -59,8 +59,8 @@ def _posted(event: Event) -> bool:
     return event["kind"] == "trial" and bool(event["state"] == "started")
 
 
-def kill(word: str, number: int = signal.SIGKILL, *, every: bool = False) -> Cause:
-    """Signals the newest, or every one, of the job's processes with `word` in their command line; waits for one."""
+def kill(word: str, number: int = signal.SIGKILL) -> Cause:
+    """Signals the newest of the job's processes with `word` in their command line; waits for one."""
 
     def cause(job: Job) -> None:
         deadline = time.monotonic() + 20
@@ -68,11 +68,20 @@ def kill(word: str, number: int = signal.SIGKILL, *, every: bool = False) -> Cau
             if job.code is not None or time.monotonic() > deadline:
                 raise LookupError(f"the job has no process with {word!r}")
             time.sleep(0.02)
-        for pid in pids if every else pids[-1:]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+        with suppress(ProcessLookupError):
+            os.kill(pids[-1], number)
 
     return cause
+
+
+def kill_sandboxes(job: Job) -> None:
+    """Each one that is there or begins within some seconds: one alone may be ending, its trial's work done."""
+    deadline = time.monotonic() + 5
+    while job.code is None and time.monotonic() < deadline:
+        for pid in job.pids("bwrap"):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
 
 
 def launcher(number: int) -> Cause:
@@ -210,9 +219,8 @@ ALL_DROP = r"6 groups in a row were dropped"
 FAULTS = (
     Fault("sandbox dies mid-turn", "kill -9 of a sandbox's first process", 0, when=trial_started,
           cause=kill("bwrap"), check=some_trial_failed),
-    Fault("sandbox dies in the warm start", "the same, of all scripted trials of a moment", 1,
-          "a scripted trial of .* went wrong",
-          prepare=cold, when=lesson_started, cause=kill("bwrap", every=True)),
+    Fault("sandbox dies in the warm start", "the same, of all scripted trials of some seconds", 1,
+          "a scripted trial of .* went wrong", prepare=cold, when=lesson_started, cause=kill_sandboxes),
     Fault("verifier writes nothing", "one task's test.sh is `true`", 0, prepare=copy_tasks, when=phase("generate"),
           cause=one_verifier("true")),
     Fault("verifier writes NaN", "every test.sh writes nan", 1, ALL_DROP, prepare=copy_tasks, when=phase("generate"),
