@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from recipe.errors import RecipeError
+from recipe.errors import InterruptedRunError, RecipeError
 from recipe.events import WATCHERS, Event, EventLog, EventReader, Tail
 from recipe.job import save_and_stop
 from recipe.process import ProcessGroup
@@ -140,7 +140,8 @@ class _Following:
         """Writes how the run has ended where the job itself did not."""
         save_and_stop(self._run.folder.path).unlink(missing_ok=True)
         if not self._end:
-            status = "failed" if error else "succeeded"
+            stopped = isinstance(error, InterruptedRunError)
+            status = "interrupted" if stopped else "failed" if error else "succeeded"
             told = str(error) if isinstance(error, RecipeError) else repr(error)
             self._writer.write("end", status=status, error=told if error else None)
 

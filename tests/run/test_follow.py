@@ -259,7 +259,9 @@ def raising(error: BaseException) -> Callable[[], None]:
 def test_an_interrupted_run_ends_in_its_events_and_one_that_goes_on_does_not(run):
     with pytest.raises(Interruption):
         follow(run, Job([raising(Interruption(2))]), (), tracked=True)
-    assert "interrupted (SIGINT)" in events(run)[-1]["error"]
+    end = events(run)[-1]
+    assert end["status"] == "interrupted"
+    assert "interrupted (SIGINT)" in end["error"]
     before = events(run)
     with pytest.raises(LeftJobError):
         follow(run, Job([raising(LeftJobError("Ray no longer answers"))]), (), tracked=True)
