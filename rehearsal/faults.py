@@ -96,6 +96,12 @@ def settings(*words: str) -> Cause:
     return lambda job: job.settings.extend(words)
 
 
+def small_scratch(job: Job) -> None:
+    """TMPDIR gets full in a second or more; so many rollouts that one begins after that."""
+    mounts.small("t")(job)
+    job.settings.append("NUM_ROLLOUT=6")
+
+
 def cold(job: Job) -> None:
     """The job has an empty cache, so that it begins with its warm start."""
     job.settings.append(f"CACHE_DIR={job.root / 'cache'}")
@@ -244,8 +250,8 @@ FAULTS = (
     Fault("disk full in RUNS_ROOT", "it is filled to the last byte", 1, "disk is full|No space left",
           prepare=mounts.small("runs"), when=phase("generate"), cause=mounts.fill("runs"), skip=mounts.why_not),
     # No sandbox can start then: what a started one writes is in memory.
-    Fault("disk full in TMPDIR", "it is filled to the last byte between two rollouts", 1,
-          ALL_DROP + ".*make room where TMPDIR is", prepare=mounts.small("t"), when=phase("train"),
+    Fault("disk full in TMPDIR", "it is filled to the last byte after a rollout", 1,
+          ALL_DROP + ".*make room where TMPDIR is", prepare=small_scratch, when=phase("train"),
           cause=mounts.fill("t"), skip=mounts.why_not),
     Fault("run folder removed", "rm -r during a rollout", 1, when=phase("generate"), cause=remove_run_folder),
     Fault("corrupt prompt row", "the second of three rows is cut", 2, "line 2|:2|row 2", prepare=corrupt_row),
