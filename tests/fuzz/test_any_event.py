@@ -6,6 +6,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from fuzzing import ANY, cut, ended, nearly, strict, text_of, tried
 from hypothesis import example, given
@@ -73,6 +74,23 @@ def test_any_events_are_told(run, command, as_json):
         strict(out.encode())
 
 
+def odd(event: dict[str, Any]) -> dict[str, Any]:
+    """A rollout has each metric as three things in turn; a group one trial of half its fields, and one of odd ones."""
+    if event["kind"] == "group":
+        return event | {
+            "trials": [{"task": 1, "reward": 0.5}, {**event["trials"][0], "seconds": "much", "reward": None}]
+        }
+    if event["kind"] == "rollout":
+        values = [None, "much", 1e308]
+        metrics = {
+            name: values[(place + event["rollout"]) % 3] for place, name in enumerate(event["metrics"])
+        }
+        return event | {"metrics": metrics, "seconds": {}}
+    return event
+
+
+# Each of these has its part in the report, and few drawn runs have them all.
+@example((b"\n".join([text_of(odd(event)) for event in RUN] + [b""]), b"{}"))
 @given(runs())
 @tried(6)
 def test_any_events_make_a_report(run):
