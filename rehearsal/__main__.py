@@ -9,6 +9,7 @@ import argparse
 import signal
 import sys
 import time
+from collections.abc import Iterator
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -51,8 +52,7 @@ def _rehearse(faults: list[Fault], console: Console) -> int:
     for number, fault in enumerate(faults, 1):
         start = time.monotonic()
         reason = fault.skip()
-        job = Job()
-        found = [] if reason else try_fault(fault, job)
+        found, started = ([], 0) if reason else try_fault(fault)
         seconds = f"{time.monotonic() - start:.0f}"
         said = f"not run: {reason}" if reason else "; ".join(found) or "as said"
         console.print(
@@ -61,7 +61,7 @@ def _rehearse(faults: list[Fault], console: Console) -> int:
         table.add_row(fault.name, fault.how, str(fault.code), seconds, said)
         survived += not found and not reason
         skipped += bool(reason)
-        trials += sum(event["kind"] == "trial" and event["state"] == "started" for event in job.events)
+        trials += started
         wrongs += found
     console.print(table)
     tried = len(faults) - skipped
@@ -77,25 +77,30 @@ def _rehearse(faults: list[Fault], console: Console) -> int:
     return int(survived < tried)
 
 
-def try_fault(fault: Fault, job: Job) -> list[str]:
-    """Runs the job with this fault; what was not as it must be."""
+def try_fault(fault: Fault) -> tuple[list[str], int]:
+    """Runs a job with this fault; what was not as it must be, and how many trials were started."""
+    job, found = Job(), list[str]()
     try:
-        if fault.prepare:
-            fault.prepare(job)
-        job.start()
-        if fault.when and fault.cause:
-            if not job.wait(fault.when):
-                return [f"the job ended before the fault could be caused: {tail(job)}"]
-            fault.cause(job)
-        job.wait()
-        return [*fault.check(job), *wrong(job, fault.code, fault.says)]
-    except (TimeoutError, LookupError) as error:
-        return [str(error)]
+        found += _found(fault, job)
+    except Exception as error:  # noqa: BLE001 (the other rows are tried all the same)
+        found.append(f"{type(error).__name__}: {error}")
     finally:
-        if job.process and job.code is None:
-            job.process.terminate()
-            job.process.wait()
-        job.remove()
+        job.end()
+    return found, sum(event["kind"] == "trial" and event["state"] == "started" for event in job.events)
+
+
+def _found(fault: Fault, job: Job) -> Iterator[str]:
+    if fault.prepare:
+        fault.prepare(job)
+    job.start()
+    if fault.when and fault.cause:
+        if not job.wait(fault.when):
+            yield f"the job ended before the fault could be caused: {tail(job)}"
+            return
+        fault.cause(job)
+    job.wait()
+    yield from fault.check(job)
+    yield from wrong(job, fault.code, fault.says)
 
 
 if __name__ == "__main__":

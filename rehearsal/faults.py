@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from recipe.events import Event
 from rehearsal import clock, mounts
 from rehearsal.aftermath import tail
-from rehearsal.job import Job
+from rehearsal.job import Job, signal_all
 
 Cause = Callable[[Job], None]
 When = Callable[[Event], bool]
@@ -59,17 +59,30 @@ def _posted(event: Event) -> bool:
     return event["kind"] == "trial" and bool(event["state"] == "started")
 
 
-def kill(word: str, number: int = signal.SIGKILL) -> Cause:
-    """Signals the newest of the job's processes with `word` in their command line; waits for one."""
+def kill(pattern: str) -> Cause:
+    """Kills the newest of the job's processes with such a command line; waits for one."""
 
     def cause(job: Job) -> None:
-        deadline = time.monotonic() + 20
-        while not (pids := job.pids(word)):
-            if job.code is not None or time.monotonic() > deadline:
-                raise LookupError(f"the job has no process with {word!r}")
-            time.sleep(0.02)
-        with suppress(ProcessLookupError):
-            os.kill(pids[-1], number)
+        _wait(job, lambda: job.pids(pattern), f"a process of the job is {pattern!r}")
+        signal_all(job.pids(pattern)[-1:], signal.SIGKILL)
+
+    return cause
+
+
+def freeze(pattern: str) -> Cause:
+    return lambda job: signal_all(job.pids(pattern), signal.SIGSTOP)
+
+
+def in_mid_turn(number: int) -> Cause:
+    """Signals the first process of every sandbox while some agent is between two replies."""
+
+    def running(job: Job) -> bool:
+        said = [file.read_bytes() for file in job.folder.glob("trials/*/agent/trajectory.jsonl")]
+        return any(b'"assistant"' in text and b'"metrics"' not in text for text in said)
+
+    def cause(job: Job) -> None:
+        _wait(job, lambda: running(job), "an agent has had a reply")
+        signal_all(job.pids(SANDBOX), number)
 
     return cause
 
@@ -78,9 +91,15 @@ def kill_sandboxes(job: Job) -> None:
     """Each one that is there or begins within some seconds: one alone may be ending, its trial's work done."""
     deadline = time.monotonic() + 5
     while job.code is None and time.monotonic() < deadline:
-        for pid in job.pids("bwrap"):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        signal_all(job.pids(SANDBOX), signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def _wait(job: Job, until: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not until():
+        if job.code is not None or time.monotonic() > deadline:
+            raise LookupError(f"it never came to be that {what}")
         time.sleep(0.02)
 
 
@@ -156,7 +175,7 @@ def corrupt_row(job: Job) -> None:
 
 
 def dropped(reason: str) -> Callable[[Job], Iterator[str]]:
-    """Some group was dropped for this reason, and every rollout was completed."""
+    """Some group was dropped for this reason."""
 
     def check(job: Job) -> Iterator[str]:
         found = [event for event in job.events if event["kind"] == "group" and event["reason"] == reason]
@@ -169,7 +188,7 @@ def dropped(reason: str) -> Callable[[Job], Iterator[str]]:
 def _beside(job: Job) -> Job:
     """Another job, started; it is removed with this one."""
     other = Job()
-    job.closing.callback(other.remove)
+    job.closing.callback(other.end)
     other.start()
     return other
 
@@ -219,13 +238,14 @@ def agent_server_is_told(job: Job) -> Iterator[str]:
 
 
 NAN, HANG = "echo nan > /logs/verifier/reward.txt", "sleep 600"
+SANDBOX = r"^/usr/bin/python3 .*/execd\.py"  # its first process
 AGENT_SERVER, DRIVER = "recipe.harbor.agent_server", "recipe.engines.local.driver"
 ALL_DROP = r"6 groups in a row were dropped"
 
 FAULTS = (
-    Fault("sandbox dies mid-turn", "kill -9 of a sandbox's first process", 0, when=trial_started,
-          cause=kill("bwrap"), check=some_trial_failed),
-    Fault("sandbox dies in the warm start", "the same, of all scripted trials of some seconds", 1,
+    Fault("sandbox dies mid-turn", "kill -9 of the first process of every sandbox", 0, when=trial_started,
+          cause=in_mid_turn(signal.SIGKILL), check=some_trial_failed),
+    Fault("sandbox dies in the warm start", "the same, again and again for some seconds", 1,
           "a scripted trial of .* went wrong", prepare=cold, when=lesson_started, cause=kill_sandboxes),
     Fault("verifier writes nothing", "one task's test.sh is `true`", 0, prepare=copy_tasks, when=phase("generate"),
           cause=one_verifier("true")),
@@ -235,11 +255,11 @@ FAULTS = (
           cause=verifier("echo 7.5 > /logs/verifier/reward.txt"), check=dropped("agent_error")),
     Fault("verifier hangs", "one task's test.sh sleeps; its time-out is 30 s", 0, prepare=copy_tasks,
           when=phase("generate"), cause=one_verifier(HANG)),
-    Fault("trial never ends", "SIGSTOP of a sandbox's first process", 0, when=trial_started,
-          cause=kill("bwrap", signal.SIGSTOP)),
+    Fault("trial never ends", "SIGSTOP of the first process of every sandbox", 0, when=trial_started,
+          cause=in_mid_turn(signal.SIGSTOP), check=some_trial_failed),
     Fault("agent server killed", "kill -9", 1, "agent server ended unexpectedly", when=phase("generate"),
           cause=kill(AGENT_SERVER)),
-    Fault("agent server frozen", "SIGSTOP", 1, when=phase("generate"), cause=kill(AGENT_SERVER, signal.SIGSTOP),
+    Fault("agent server frozen", "SIGSTOP", 1, when=phase("generate"), cause=freeze(AGENT_SERVER),
           says=ALL_DROP, prepare=settings("HARBOR_AGENT_CALL_TIMEOUT_SEC=20")),
     Fault("session server killed", "kill -9 of the driver, in which it is", 1, "the job ended as",
           when=phase("generate"), cause=kill(DRIVER)),

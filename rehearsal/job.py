@@ -6,12 +6,15 @@ and only such processes are ever signalled.
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +48,7 @@ PLANTED = {name.upper(): f"{PLANT}{name.replace('_', '')}".ljust(40, "0") for na
 JOB_SECONDS = 900.0
 # After SIGKILL of the launcher, each part notices by itself that it is alone.
 LEFT_SECONDS = 30.0
+END_SECONDS = 120.0
 
 
 @dataclass
@@ -113,31 +117,40 @@ class Job:
         deadline = time.monotonic() + JOB_SECONDS
         while True:
             ended = self.code is not None
-            for event in reader.new():
-                self.events.append(event)
-                if until and until(event):
-                    return True
+            new = list(reader.new())
+            self.events += new
+            if until and any(map(until, new)):
+                return True
             if ended:
                 return False
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the launcher had not ended after {JOB_SECONDS:g} s")
             time.sleep(0.05)
 
-    def pids(self, word: str) -> list[int]:
-        """Those of our descendants that have `word` in their command line, oldest first."""
-        return [pid for pid in sorted(set(descendants())) if word in command_of(pid)]
+    def pids(self, pattern: str) -> list[int]:
+        """Those of our descendants in whose command line the pattern is found, oldest first."""
+        return [pid for pid in sorted(set(descendants())) if re.search(pattern, command_of(pid))]
 
     def left(self) -> list[str]:
-        """The processes that are still there, once they have had LEFT_SECONDS to end."""
+        """The processes that are still there, once they have had LEFT_SECONDS to end; they are killed then."""
         deadline = time.monotonic() + LEFT_SECONDS
-        while True:
-            left = reap_and_list()
-            if not left or time.monotonic() > deadline:
-                return [f"{pid} {command_of(pid)[:80]}" for pid in left]
+        while left := reap_and_list():
+            if time.monotonic() > deadline:
+                told = [f"{pid} {command_of(pid)[:80]}" for pid in left]
+                signal_all(left, signal.SIGKILL)
+                return told
             time.sleep(0.1)
+        return []
 
-    def remove(self) -> None:
-        """Undoes what was done for the job, and removes its files."""
+    def end(self) -> None:
+        """Ends the launcher if it still runs, undoes what was done for the job, and removes its files."""
+        if self.process and self.code is None:
+            self.process.terminate()
+            try:
+                self.process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
         self.closing.close()
         shutil.rmtree(self.root, ignore_errors=True)
 
@@ -147,6 +160,13 @@ def new_folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="rehearsal-"))
     folder.chmod(0o755)
     return folder
+
+
+def signal_all(pids: Iterable[int], number: int) -> None:
+    """Signals those that are still there."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def command_of(pid: int) -> str:

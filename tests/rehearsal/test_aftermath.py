@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -26,7 +27,7 @@ SAYS = "the disk is full"
 @pytest.fixture
 def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     """A job that ended with exit code 1, as it should, and left nothing."""
-    monkeypatch.setattr(jobs, "descendants", list)
+    monkeypatch.setattr(jobs, "reap_and_list", list)
     job = Job(root=tmp_path)
     job.temporary.mkdir()
     (job.folder / "launcher").mkdir(parents=True)
@@ -56,16 +57,27 @@ def test_a_traceback_is_told(ended):
     assert list(wrong(ended, 1, SAYS)) == ["the output holds a traceback"]
 
 
-def test_a_process_that_goes_on_is_told(ended, monkeypatch):
+def test_a_process_that_goes_on_is_told_and_killed(ended, monkeypatch):
     monkeypatch.setattr(jobs, "LEFT_SECONDS", 0.2)
     process = subprocess.Popen(["sleep", "60"])
-    monkeypatch.setattr(jobs, "descendants", lambda: [process.pid])
+    monkeypatch.setattr(jobs, "reap_and_list", lambda: [process.pid])
     assert list(wrong(ended, 1, SAYS)) == [f"left running: {process.pid} sleep 60 "]
-    process.kill()
-    process.wait()
+    assert process.wait(10) == -signal.SIGKILL
 
 
-def test_files_that_are_left_are_told_and_after_sigkill_a_sandbox_is_swept(ended):
+def test_after_sigkill_a_sandbox_and_half_a_checkpoint_may_be_left_and_the_manifest_unended(ended):
+    scratch = ended.temporary / default_root().name
+    scratch.mkdir(mode=0o711)
+    (scratch / "1-sandbox").mkdir()
+    (ended.folder / "checkpoints" / "iter_0000001.partial-7").mkdir(parents=True)
+    (ended.folder / "run_manifest.json").write_text(json.dumps({"exit_code": None, "error": None}))
+    ended.process = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    ended.process.wait()
+    assert list(wrong(ended, -9, SAYS)) == []
+    assert not list(scratch.iterdir())
+
+
+def test_files_that_are_left_are_told(ended):
     (ended.temporary / "ray-1").mkdir()
     (ended.temporary / default_root().name / "1-sandbox").mkdir(parents=True)
     found = sorted(wrong(ended, 1, SAYS))
@@ -116,8 +128,28 @@ def test_a_clock_that_never_jumped_is_told(ended):
 def test_a_job_that_ends_before_its_fault_is_told():
     refused = Fault("none", "a bad setting", 0, prepare=lambda job: job.settings.append("NUM_ROLLOUT=none"),
                     when=lambda _event: True, cause=lambda _job: None)  # fmt: skip
-    (found,) = try_fault(refused, Job())
+    (found,), trials = try_fault(refused)
     assert found.startswith("the job ended before the fault could be caused")
+    assert trials == 0
+
+
+def test_a_fault_that_cannot_be_caused_is_told_and_its_job_is_ended():
+    jobs_tried = []
+    broken = Fault("none", "its cause fails", 0, prepare=jobs_tried.append, when=lambda _event: True,
+                   cause=lambda job: (job.root / "nothing").unlink())  # fmt: skip
+    (found,), _ = try_fault(broken)
+    assert found.startswith("FileNotFoundError")
+    (job,) = jobs_tried
+    assert job.code is not None
+    assert not job.root.exists()
+
+
+def test_events_that_come_at_once_are_all_kept(ended):
+    (ended.folder / "events.jsonl").write_text(
+        "".join(f'{{"time": {n}, "kind": "lesson"}}\n' for n in range(3))
+    )
+    assert ended.wait(lambda event: event["time"] == 0)
+    assert [event["time"] for event in ended.events] == [0, 1, 2]
 
 
 def test_every_fault_has_a_name_of_its_own():
