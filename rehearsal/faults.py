@@ -74,15 +74,19 @@ def freeze(pattern: str) -> Cause:
 
 
 def in_mid_turn(number: int) -> Cause:
-    """Signals the first process of every sandbox while some agent is between two replies."""
+    """Signals the first process of every second sandbox, when some agent has had a reply and most sandboxes are there.
+
+    A rollout needs one at least of the groups that this hits, so that it can't end without it; the others go on.
+    """
 
     def running(job: Job) -> bool:
         said = [file.read_bytes() for file in job.folder.glob("trials/*/agent/trajectory.jsonl")]
-        return any(b'"assistant"' in text and b'"metrics"' not in text for text in said)
+        begun = any(b'"assistant"' in text and b'"metrics"' not in text for text in said)
+        return begun and len(job.pids(SANDBOX)) >= MOST
 
     def cause(job: Job) -> None:
         _wait(job, lambda: running(job), "an agent has had a reply")
-        signal_all(job.pids(SANDBOX), number)
+        signal_all(job.pids(SANDBOX)[::2], number)
 
     return cause
 
@@ -239,11 +243,12 @@ def agent_server_is_told(job: Job) -> Iterator[str]:
 
 NAN, HANG = "echo nan > /logs/verifier/reward.txt", "sleep 600"
 SANDBOX = r"^/usr/bin/python3 .*/execd\.py"  # its first process
+MOST = 6  # of the twelve that run at once
 AGENT_SERVER, DRIVER = "recipe.harbor.agent_server", "recipe.engines.local.driver"
 ALL_DROP = r"6 groups in a row were dropped"
 
 FAULTS = (
-    Fault("sandbox dies mid-turn", "kill -9 of the first process of every sandbox", 0, when=trial_started,
+    Fault("sandbox dies mid-turn", "kill -9 of the first process of every second sandbox", 0, when=trial_started,
           cause=in_mid_turn(signal.SIGKILL), check=some_trial_failed),
     Fault("sandbox dies in the warm start", "the same, again and again for some seconds", 1,
           "a scripted trial of .* went wrong", prepare=cold, when=lesson_started, cause=kill_sandboxes),
@@ -255,7 +260,7 @@ FAULTS = (
           cause=verifier("echo 7.5 > /logs/verifier/reward.txt"), check=dropped("agent_error")),
     Fault("verifier hangs", "one task's test.sh sleeps; its time-out is 30 s", 0, prepare=copy_tasks,
           when=phase("generate"), cause=one_verifier(HANG)),
-    Fault("trial never ends", "SIGSTOP of the first process of every sandbox", 0, when=trial_started,
+    Fault("trial never ends", "SIGSTOP of the first process of every second sandbox", 0, when=trial_started,
           cause=in_mid_turn(signal.SIGSTOP), check=some_trial_failed),
     Fault("agent server killed", "kill -9", 1, "agent server ended unexpectedly", when=phase("generate"),
           cause=kill(AGENT_SERVER)),
