@@ -23,6 +23,9 @@ TRANSFER_BYTES = 16 << 20  # of one download, in memory; members are sorted, wha
 SPARE = 1 / 8  # of a disk's blocks and files: with less left, it is full for a verifier, 128 MB as a rule
 ERROR_CHARACTERS = 500
 ROOT_USERS = (None, "root", "0", 0)
+# Python runs what lies in ~/.local before a program's first line: a policy's code, in the verifier. A task that
+# installs packages there itself has its Dockerfile say `ENV PYTHONNOUSERSITE=`.
+ENVIRONMENT = {"PYTHONNOUSERSITE": "1"}
 
 # Nothing that a policy did to its sandbox may keep the verifier from running: a trial without a verdict counts as
 # a failure of ours and is dropped, which would be a way around a bad reward. $1: working directory.
@@ -114,8 +117,9 @@ class LocalEnvironment(BaseEnvironment):
             await self._put(step.folder, pack(step.members, step.mode), what=where)
         else:
             # No time limit of ours: the task's build timeout holds.
+            environment = ENVIRONMENT | step.environment
             await self._shell(
-                step.command, what=where, folder=step.folder, environment=step.environment, seconds=None
+                step.command, what=where, folder=step.folder, environment=environment, seconds=None
             )
 
     @override
@@ -150,7 +154,7 @@ class LocalEnvironment(BaseEnvironment):
             done = await self._running().run(
                 ["/bin/bash", "-c", command],
                 folder=cwd or self.workdir,
-                environment={**self._build.environment, **(self._merge_env(env) or {})},
+                environment={**ENVIRONMENT, **self._build.environment, **(self._merge_env(env) or {})},
                 seconds=timeout_sec,
             )
         except CommandTimeoutError as error:

@@ -60,7 +60,9 @@ class TrialPool:
             if self._closing:
                 return TrialReply(FLUSHED, error="the server is stopping")
             live = self._sessions[session] = Live(instance)
-            live.task = asyncio.create_task(self._run(live, trial))
+            # Eager: a task that is cancelled before its first step would never come to _run's `except`.
+            loop = asyncio.get_running_loop()
+            live.task = asyncio.Task(self._run(live, trial), loop=loop, eager_start=True)
             self._forget()
         return await asyncio.shield(live.task)
 

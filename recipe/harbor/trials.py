@@ -17,7 +17,7 @@ never the policy's.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,6 +45,8 @@ QUOTIENTS = {
     "env_time_ratio": ("env_execution_time_sum", "total_time"),
     "eval_time_ratio": ("eval_time", "total_time"),
 }
+
+log = logging.getLogger("recipe.harbor")
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,10 @@ class TrialReply:
 
 
 async def run_trial(request: TrialRequest) -> TrialReply:
-    """Runs it to its end; when this returns or raises, its sandbox is gone. Raises CancelledError only."""
+    """Runs it to its end. Raises CancelledError only.
+
+    When this returns or raises, its local sandbox is gone, unless a warning in the log says that it does not end.
+    """
     if request.name and (request.trials_dir / request.name).exists():
         return TrialReply(AGENT_ERROR, trial_name=request.name, error="there is a trial of this name already")
     try:
@@ -126,9 +131,11 @@ async def run_trial(request: TrialRequest) -> TrialReply:
     except Exception as error:  # noqa: BLE001 (run raises CancelledError only, unless its folder can't be written)
         return TrialReply(AGENT_ERROR, trial_name=trial.config.trial_name, error=_shortened(error))
     finally:
-        if local is not None:  # a cancelled trial does not wait for it
-            with contextlib.suppress(Exception):
+        if local is not None:  # in a cancelled trial, Harbor does not wait for its own stop
+            try:
                 await asyncio.shield(local.stop(delete=True))
+            except Exception as error:  # noqa: BLE001 (the reply stands, whatever is left)
+                log.warning("trial %s: %s", trial.config.trial_name, error)
 
 
 def reply(result: TrialResult, agent_seconds: float | None, *, disk_full: bool = False) -> TrialReply:

@@ -197,6 +197,10 @@ for _ in range(8):
     ctypes.memset(address, 1, 12 << 20)
 """
 REWRITE = "while sleep 0.01; do echo 1 > /logs/verifier/reward.txt; done"
+SITE = """
+folder=$(python3 -m site --user-site); mkdir -p "$folder"
+echo 'import os; os.write(1, b"1"); os._exit(0)' > "$folder/x.pth"
+"""
 # What an agent may leave to its verifier: each yields that verifier's verdict, or the 0 of a full disk.
 LEFT_BEHIND = {
     "a reward": "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; chmod 444 /logs/verifier/*",
@@ -207,6 +211,7 @@ LEFT_BEHIND = {
     "links out of the sandbox": "ln -s /etc/shadow /logs/agent/y; ln -s /etc/shadow /logs/artifacts/y; ln -s / /app/y",
     "folders that nobody may enter": "chmod 000 /logs /tests /tmp /app",
     "a shell that is no shell": "echo exit 0 | tee /root/.bashrc > /root/.profile; ln -s /bin/true /app/bash",
+    "code that Python imports at its start": SITE,
     "many processes": "for i in {1..100}; do setsid sleep 1000 & done > /dev/null 2>&1",
     "busy processes": "for i in {1..6}; do setsid bash -c 'while :; do :; done' & done > /dev/null 2>&1",
     "shared memory": python(SEGMENTS),

@@ -137,8 +137,10 @@ def test_an_attempt_succeeds_where_nothing_is_in_its_way(
     assert done.code == 0, done
 
 
-# A verifier that needs a megabyte, as one with its own library does.
-VERDICT = "head -c 1000000 /dev/zero > /tmp/room && echo 0 > /logs/verifier/reward.txt; sleep 0.1"
+# A verifier in Python that needs a megabyte, as one with its own library does.
+VERDICT = (
+    "head -c 1000000 /dev/zero > /tmp/room && python3 -c 'print(0)' > /logs/verifier/reward.txt; sleep 0.1"
+)
 
 
 @pytest.mark.parametrize("name", LEFT_BEHIND)
@@ -167,8 +169,14 @@ def test_without_clearing_for_the_verifier_it_would(
     assert (replied.exit_status, replied.reward) == outcome, replied.error
 
 
-def left_behind(name: str, make_task, request_for) -> TrialReply:
-    request = request_for(make_task(test=VERDICT), commands=[LEFT_BEHIND[name]])
+def test_a_task_that_has_python_import_what_is_in_its_users_folder_trusts_it(make_task, request_for) -> None:
+    asked = "FROM scratch\nWORKDIR /app\nENV PYTHONNOUSERSITE=\n"
+    replied = left_behind("code that Python imports at its start", make_task, request_for, dockerfile=asked)
+    assert (replied.exit_status, replied.reward) == ("Submitted", 1.0), replied.error
+
+
+def left_behind(name: str, make_task, request_for, **of_task: str) -> TrialReply:
+    request = request_for(make_task(test=VERDICT, **of_task), commands=[LEFT_BEHIND[name]])
     small = {**request.environment, "override_storage_mb": 8, "override_memory_mb": 96}
     return asyncio.run(run_trial(replace(request, environment=small)))
 

@@ -86,6 +86,20 @@ def test_a_flush_ends_running_and_queued_trials_of_its_instance_only() -> None:
     asyncio.run(main())
 
 
+def test_a_trial_flushed_at_once_is_a_flushed_one_too() -> None:
+    async def main() -> None:
+        pool, trial = TrialPool(1), Trial()
+        run = asyncio.create_task(pool.run("session", "a", trial))
+        await asyncio.sleep(0)  # the request is in; nothing else had a turn
+        assert await pool.flush("a") == 1
+        reply = await run
+        assert reply.exit_status == "Flushed"
+        assert await pool.run("session", "a", trial) is reply
+        assert pool.ended == {"Flushed": 1}
+
+    asyncio.run(main())
+
+
 def test_a_closed_pool_takes_no_trial(monkeypatch) -> None:
     async def main() -> None:
         pool, trial, late = TrialPool(1), Trial(), Trial()

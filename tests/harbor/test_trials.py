@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from proofs import left_in, processes_of
 
+from recipe.harbor.channel import SandboxError
+from recipe.harbor.sandbox import Sandbox
 from recipe.harbor.trials import TrialReply, run_trial
 
 
@@ -183,6 +185,22 @@ def test_a_cancelled_trial_ends_with_its_sandbox(make_task, request_for, scratch
         assert not left_in(scratch_root)
 
     asyncio.run(main())
+
+
+def test_a_sandbox_that_does_not_end_is_told(
+    make_task, request_for, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    end = Sandbox._end
+
+    def stuck(box: Sandbox) -> None:
+        end(box)
+        raise SandboxError("a sandbox does not end", where=f"PID 1 is {box.pid}")
+
+    monkeypatch.setattr(Sandbox, "_end", stuck)
+    replied = run(request_for(make_task(), "nop"))
+    (warning,) = (record for record in caplog.records if record.name == "recipe.harbor")
+    assert replied.trial_name in warning.getMessage()
+    assert "a sandbox does not end" in warning.getMessage()
 
 
 def test_cancelling_at_any_moment_leaves_nothing(make_task, request_for, scratch_root: Path) -> None:
