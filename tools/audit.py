@@ -3,9 +3,9 @@
     make audit                     the lock, and the advisories where their service is reached
     make audit ARGS=--require      fails where it is not
 
-Exit code 0: nothing found, and the last line says whether the service was asked; 1: something was found, or the
-service was not reached and --require given. What pip-audit finds and somebody has looked at is accepted in
-tools/audit.toml, until a day.
+Exit code 0: nothing found, and the last line says whether the service was asked; 1: something was found, pip-audit
+broke off, or the service was not reached and --require given. What pip-audit finds and somebody has looked at is
+accepted in tools/audit.toml, until a day.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Table = Mapping[str, Any]
 
 
 def lock_findings(lock: Table, project: str) -> Iterator[str]:
-    """What is wrong with where packages come from: one registry, a SHA-256 of each file, none withdrawn."""
+    """What is wrong with where packages come from: one registry, a SHA-256 of each file."""
     registries = {one["source"]["registry"] for one in lock["package"] if "registry" in one["source"]}
     if len(registries) > 1:
         yield f"uv.lock has packages of several registries: {', '.join(sorted(registries))}"
@@ -61,8 +61,6 @@ def lock_findings(lock: Table, project: str) -> Iterator[str]:
             file.get("url", "?") for file in files if not SHA256.fullmatch(file.get("hash", ""))
         ]:
             yield f"{name} has files without a SHA-256: {', '.join(unsealed)}"
-        if any(part.get("yanked") for part in (one, *files)):
-            yield f"{name} was yanked: its authors took it back"
 
 
 def direct_findings(root: Path, project: Table, lock: Table, reasons: Table) -> Iterator[str]:
@@ -196,19 +194,21 @@ def main(words: Sequence[str] | None = None) -> None:
     ]
     count = len(lock["package"]) - 1
     print(f"{count} packages in uv.lock, {len(own['packages'])} of them asked for in pyproject.toml")
+    for finding in findings:  # now, since pip-audit may break off
+        print(f"found: {finding}")
     if reason := why_not_reached(asked.service):
         told = f"NO advisory was asked for: {asked.service} was not reached: {reason}; the lock alone was checked"
-        findings += [f"{asked.service} was not reached: {reason}"] if asked.require else []
+        known = [f"{asked.service} was not reached: {reason}"] if asked.require else []
     else:
         found = advisories(lock, name, asked.service)
-        findings += advisory_findings(found, accepted)
+        known = [*advisory_findings(found, accepted)]
         told = (
             f"{asked.service} was asked about all {count}: {len(found)} advisories, {len(accepted)} accepted"
         )
-    for finding in findings:
+    for finding in known:
         print(f"found: {finding}")
     print(told)
-    sys.exit(int(bool(findings)))
+    sys.exit(int(bool(findings or known)))
 
 
 if __name__ == "__main__":

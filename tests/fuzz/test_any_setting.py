@@ -107,6 +107,11 @@ CLUSTER_FILES = cut(
 )
 
 
+def held(folder: Path) -> dict[Path, bytes | None]:
+    """What is in it, with the content of each file: reading a pipe would not end."""
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
 def check(words: list[str], environment: Mapping[str, str] = {}, files: Mapping[str, bytes] = {}) -> None:
     """Runs `recipe` in a folder with these files, in which it is to write nothing."""
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
@@ -116,12 +121,12 @@ def check(words: list[str], environment: Mapping[str, str] = {}, files: Mapping[
         os.mkfifo(folder / "pipe")
         for file, content in files.items():
             (folder / file).write_bytes(content)
-        before = sorted(folder.rglob("*"))
+        before = held(folder)
         patch.chdir(folder)
         for variable, value in environment.items():
             patch.setenv(variable, value)
         code, _, told = ended(*words)
-        assert sorted(folder.rglob("*")) == before
+        assert not held(folder).items() ^ before.items()
     assert code in (0, 2), told
     assert told.startswith(("error: ", "Usage: ", "╭─ Error")) if code else not told, told
 

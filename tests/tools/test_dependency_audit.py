@@ -68,8 +68,6 @@ def test_the_projects_own_lock_and_reasons_hold() -> None:
         ({"wheels": [{"url": "https://files/x.whl"}]}, "files without a SHA-256: https://files/x.whl"),
         ({"sdist": {"url": "https://files/x.tar.gz", "hash": "md5:00"}}, "files without a SHA-256"),
         ({"wheels": []}, "has no file"),
-        ({"wheels": [FILES["wheels"][0] | {"yanked": "broken"}]}, "was yanked"),
-        ({"yanked": True}, "was yanked"),
     ],
 )
 def test_a_package_that_is_not_sealed_or_not_of_the_registry_is_found(facts: Any, told: str) -> None:
@@ -229,5 +227,7 @@ def test_a_lock_that_is_found_bad_fails_without_the_service_too(project, capsys)
     assert "found: bad 1.0 comes from no registry" in capsys.readouterr().out
 
 
-def test_a_service_that_breaks_off_is_a_failure_and_no_clean_lock(project, serve):
+def test_a_service_that_breaks_off_is_a_failure_and_hides_nothing_of_the_lock(project, serve, capsys):
+    (project / "recipe" / "one.py").write_text("import fine\n")
     assert "pip-audit failed" in str(run("--service", serve(jinja2=PLANTED, fine=None)))
+    assert "found: bad is not used" in capsys.readouterr().out
