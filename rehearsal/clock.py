@@ -7,6 +7,7 @@ which all waiting here goes by, are left alone as they are when somebody sets a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from rehearsal.job import Job
 
 LIBRARY = "vendor/libfaketime/src/libfaketime.so.1"
 FILE = "FAKETIME_TIMESTAMP_FILE"
+SHARED = Path("/dev/shm")  # noqa: S108 (where its files are, one or two for each process)
 SECONDS = 3600  # of an hour
 # The file is read again each second.
 FIXED = {"FAKETIME_CACHE_DURATION": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
@@ -28,6 +30,8 @@ def prepare(job: Job) -> None:
     package = find_spec("libfaketime")
     assert package is not None
     assert package.origin is not None
+    _sweep()
+    job.closing.callback(_sweep)
     file = job.root / "clock"
     file.write_text("+0")
     job.program = "rehearsal.clock"
@@ -35,6 +39,14 @@ def prepare(job: Job) -> None:
         FILE: str(file),
         "LD_PRELOAD": str(Path(package.origin).parent / LIBRARY),
     }
+
+
+def _sweep() -> None:
+    """Removes what libfaketime left of killed processes: a new one of the same number and another user can't start."""
+    for file in SHARED.glob("*faketime_s[eh]m_*"):
+        if not Path("/proc", file.name.rpartition("_")[2]).exists():
+            with suppress(FileNotFoundError, PermissionError):
+                file.unlink()
 
 
 def jump(hours: int) -> Callable[[Job], None]:

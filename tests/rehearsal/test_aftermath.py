@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -123,6 +124,16 @@ def test_a_clock_that_never_jumped_is_told(ended):
     assert list(clock.jumped(ended)) == ["no clock has jumped"]
     ended.events.append({"time": 3609.0})
     assert list(clock.jumped(ended)) == []
+
+
+def test_a_clock_leaves_nothing_of_ended_processes(ended, tmp_path, monkeypatch):
+    monkeypatch.setattr(clock, "SHARED", tmp_path)
+    names = [f"{kind}_{pid}" for kind in ("sem.faketime_sem", "faketime_shm") for pid in (os.getpid(), 2**30)]
+    for name in names:
+        (tmp_path / name).touch()
+    clock.prepare(ended)
+    ended.closing.close()
+    assert sorted(path.name for path in tmp_path.glob("*faketime*")) == sorted(names[::2])
 
 
 def test_a_job_that_ends_before_its_fault_is_told():
