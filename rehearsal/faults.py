@@ -63,8 +63,8 @@ def kill(pattern: str) -> Cause:
     """Kills the newest of the job's processes with such a command line; waits for one."""
 
     def cause(job: Job) -> None:
-        _wait(job, lambda: job.pids(pattern), f"a process of the job is {pattern!r}")
-        signal_all(job.pids(pattern)[-1:], signal.SIGKILL)
+        pids = _wait(job, lambda: job.pids(pattern), f"a process of the job is {pattern!r}")
+        signal_all(pids[-1:], signal.SIGKILL)
 
     return cause
 
@@ -79,14 +79,14 @@ def in_mid_turn(number: int) -> Cause:
     A rollout needs one at least of the groups that this hits, so that it can't end without it; the others go on.
     """
 
-    def running(job: Job) -> bool:
+    def running(job: Job) -> list[int]:
         said = [file.read_bytes() for file in job.folder.glob("trials/*/agent/trajectory.jsonl")]
         begun = any(b'"assistant"' in text and b'"metrics"' not in text for text in said)
-        return begun and len(job.pids(SANDBOX)) >= MOST
+        pids = job.pids(SANDBOX) if begun else []
+        return pids if len(pids) >= MOST else []
 
     def cause(job: Job) -> None:
-        _wait(job, lambda: running(job), "an agent has had a reply")
-        signal_all(job.pids(SANDBOX)[::2], number)
+        signal_all(_wait(job, lambda: running(job), "an agent has had a reply")[::2], number)
 
     return cause
 
@@ -99,12 +99,14 @@ def kill_sandboxes(job: Job) -> None:
         time.sleep(0.02)
 
 
-def _wait(job: Job, until: Callable[[], object], what: str) -> None:
+def _wait(job: Job, found: Callable[[], list[int]], what: str) -> list[int]:
+    """The processes that are found at last."""
     deadline = time.monotonic() + 60
-    while not until():
+    while not (pids := found()):
         if job.code is not None or time.monotonic() > deadline:
             raise LookupError(f"it never came to be that {what}")
         time.sleep(0.02)
+    return pids
 
 
 def launcher(number: int) -> Cause:
@@ -190,7 +192,7 @@ def dropped(reason: str) -> Callable[[Job], Iterator[str]]:
 
 
 def _beside(job: Job) -> Job:
-    """Another job, started; it is removed with this one."""
+    """Another job, started; it is ended with this one."""
     other = Job()
     job.closing.callback(other.end)
     other.start()

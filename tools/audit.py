@@ -198,17 +198,17 @@ def main(words: Sequence[str] | None = None) -> None:
         print(f"found: {finding}")
     if reason := why_not_reached(asked.service):
         told = f"NO advisory was asked for: {asked.service} was not reached: {reason}; the lock alone was checked"
-        known = [f"{asked.service} was not reached: {reason}"] if asked.require else []
+        further = [f"{asked.service} was not reached: {reason}"] if asked.require else []
     else:
         found = advisories(lock, name, asked.service)
-        known = [*advisory_findings(found, accepted)]
+        further = [*advisory_findings(found, accepted)]
         told = (
             f"{asked.service} was asked about all {count}: {len(found)} advisories, {len(accepted)} accepted"
         )
-    for finding in known:
+    for finding in further:
         print(f"found: {finding}")
     print(told)
-    sys.exit(int(bool(findings or known)))
+    sys.exit(int(bool(findings or further)))
 
 
 if __name__ == "__main__":
