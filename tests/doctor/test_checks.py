@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,8 +110,17 @@ def test_a_busy_port_is_found_with_who_asked_for_it(empty_folder):
     assert all(part in str(finding) for part in ("SESSION_SERVER_PORT", str(port), "argument", "ss -ltnp"))
 
 
+def beside_a_free_port() -> socket.socket:
+    """Listens on a port whose lower neighbour is free, below those that the system gives to whoever asks for any."""
+    for port in range(20_000, 30_000, 2):
+        with suppress(OSError):
+            socket.create_server((LOOPBACK, port - 1)).close()
+            return socket.create_server((LOOPBACK, port))
+    raise AssertionError("no two free ports")
+
+
 def test_every_busy_port_of_the_session_servers_of_a_cluster_is_found(empty_folder):
-    with socket.create_server((LOOPBACK, 0)) as busy:
+    with beside_a_free_port() as busy:
         port = busy.getsockname()[1]
         words = ["HEAD_IP=10.0.0.1", "TASKS_DIR=t", f"SESSION_SERVER_PORT={port - 1}"]
         (finding,) = found("session servers' ports", load("train-camel", [*words, "SESSION_SERVERS=2"]))
