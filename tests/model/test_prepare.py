@@ -157,7 +157,9 @@ def test_an_interrupted_download_ends_at_once_and_goes_on_later(machine: Machine
 
     def interrupt() -> None:
         machine.hub.stalled.wait(60)
-        while not (machine.model / "config.json").exists():
+        # The hub's library notes a file, and so knows it again, only once it is in place.
+        noted = machine.model / ".cache/huggingface/download/config.json.metadata"
+        while not (noted.exists() and noted.stat().st_size):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
